@@ -13,21 +13,21 @@ use canvas_sched::{Class, Decision, Ticket};
 use canvas_shm::Far;
 use canvas_shm::far::{EXTENTS_MAX, SHARED, SLAB_EXTENTS, SLABS_MAX, slab_state};
 use canvas_shm::histogram::{BUCKETS, bucket_floor_ns};
-use canvas_shm::mailbox::{self, Ask, Kind, REQUESTS, Status};
+use canvas_shm::mailbox::{self, Kind, REQUESTS, RequestFields, Status};
 use canvas_shm::segment::PROCS_MAX;
 use canvas_sys::proc::futex_wake;
 use nix::errno::Errno;
 use tracing::{error, info, warn};
 
 use crate::block::Block;
-use crate::dispatch::{Dispatch, Lane};
-use crate::host::{Found, Served};
+use crate::dispatch::{Dispatch, IoLink};
 use crate::idle::Idle;
 use crate::numbers::SealNumbers;
-use crate::request_table::{Begun, From, Limits, RequestTable};
-use crate::seal::{Bad, KEY_BYTES, Sealer, is_readable};
-use crate::share::Live;
-use crate::store::{About, Direct, Event, ONCE, OWN_MAX, Outcome, Store};
+use crate::request_table::{Admission, Limits, Origin, RequestTable};
+use crate::seal::{KEY_BYTES, SealError, Sealer, is_readable};
+use crate::serve_loop::{Gathered, TenantAgent};
+use crate::share::LiveShare;
+use crate::store::{Direct, Event, LogTopic, MOVES_MAX, Outcome, Store, TRANSFER_COST};
 
 /// Most operations under way, by class.
 const DEMANDS: usize = 128;
@@ -38,7 +38,7 @@ const WRITES: usize = 16;
 /// link faster than 1.3 Mbit/s.
 const SILENT_NS: u64 = 200_000_000;
 /// How often the programs' statistics and silent requests are checked.
-const LOOK_NS: u64 = 50_000_000;
+const CHECK_NS: u64 = 50_000_000;
 /// The cost of a turn is bounded, whatever the tenant's processes claim: mailboxes read,
 const MAILBOXES: usize = 64;
 /// slabs scanned,
@@ -50,9 +50,9 @@ const WAITED_NS_MAX: u64 = 60_000_000_000;
 /// Prefetch lead times that count in one check, per bucket: many more than the scheduler remembers.
 const USES_MAX: u64 = 1 << 16;
 /// Operations have numbers below; moves of the store itself have numbers from here on.
-const OWN: u32 = 1 << 31;
+const MOVES: u32 = 1 << 31;
 /// How long a tenant's end waits for its store: as long as one request to a donor may take.
-const LEAVE: Duration = Duration::from_secs(1);
+const FREE_WAIT: Duration = Duration::from_secs(1);
 /// The number of a tenant that is served alone.
 const ALONE: u64 = 0;
 
@@ -73,26 +73,26 @@ pub struct Setup {
     /// How long to poll after the last request before sleeping.
     pub spin: Duration,
     /// The tenant's share; it may change at any time.
-    pub share: Live,
+    pub share: LiveShare,
 }
 
 /// A request being served.
 struct Work {
-    from: From,
-    ask: Ask,
+    from: Origin,
+    ask: RequestFields,
     class: Class,
     posted_ns: u64,
     /// The dispatcher's ticket, while it has the request.
     ticket: Option<Ticket>,
-    /// The lane of its last submission.
-    lane: Option<Lane>,
+    /// The link of its last submission.
+    link: Option<IoLink>,
     /// Start time of the request or of its last piece; 0 before.
     begun_ns: u64,
     /// Bytes that are done, and bytes under way or next.
     got: u32,
     piece: u32,
     /// A thread waits for this prefetch.
-    urged: bool,
+    escalated: bool,
     /// Seal number of the extent that is read or written.
     seal: u64,
     /// Number of the copy that is read, or was last.
@@ -117,9 +117,9 @@ impl Work {
 
 /// A move of the store itself.
 #[derive(Clone, Copy, Default)]
-struct Own {
+struct StoreMove {
     /// What it wants to move next, until the dispatcher has the request.
-    wants: Option<(Lane, u32)>,
+    wants: Option<(IoLink, u32)>,
     /// The dispatcher's ticket, while it has the request.
     ticket: Option<Ticket>,
     bytes: u32,
@@ -135,7 +135,7 @@ pub struct Agent<S> {
     sealer: Sealer,
     store: S,
     idle: Idle,
-    share: Live,
+    share: LiveShare,
     /// Version of the share that the dispatcher has.
     share_seen: u32,
     /// How much the tenant's processes may read directly.
@@ -149,16 +149,16 @@ pub struct Agent<S> {
     /// Operations that may run and are not with the dispatcher yet.
     ready: VecDeque<u32>,
     /// The store's own moves, by slot.
-    own: [Own; OWN_MAX],
+    moves: [StoreMove; MOVES_MAX],
     /// Sleeping threads whose requests were answered.
-    to_wake: Vec<From>,
+    to_wake: Vec<Origin>,
     /// Tickets of operations that have ended; true when bytes went over the link.
-    through: Vec<(Ticket, bool)>,
+    ended: Vec<(Ticket, bool)>,
     /// Histogram of [`canvas_shm::far::FarStats::ahead_ns`] at the last check.
     ahead_seen: Box<[u64; BUCKETS]>,
-    looked_ns: u64,
+    checked_ns: u64,
     /// Processes that have notified the agent and were not checked yet, a bit each.
-    rung: [u64; PROCS_MAX / 64],
+    notified: [u64; PROCS_MAX / 64],
     /// The next slab to scan for released ones; `None` when the scan is complete.
     released: Option<u32>,
 }
@@ -200,12 +200,12 @@ impl<S: Store> Agent<S> {
             events: Vec::new(),
             numbers: setup.numbers,
             ready: VecDeque::new(),
-            own: [Own::default(); OWN_MAX],
+            moves: [StoreMove::default(); MOVES_MAX],
             to_wake: Vec::new(),
-            through: Vec::new(),
+            ended: Vec::new(),
             ahead_seen: Box::new([0; BUCKETS]),
-            looked_ns: 0,
-            rung: [0; PROCS_MAX / 64],
+            checked_ns: 0,
+            notified: [0; PROCS_MAX / 64],
             released: None,
         }
     }
@@ -234,17 +234,17 @@ impl<S: Store> Agent<S> {
 
     /// The tenant has ended: frees its slabs, waiting at most a second. Nothing of the tenant may be served afterwards.
     /// Donors that cannot be reached free the slabs when its lease expires.
-    pub fn leave(&mut self) {
-        self.store.leave(LEAVE);
+    pub fn free_all(&mut self) {
+        self.store.free_all(FREE_WAIT);
     }
 
     /// One turn over everything. True when there was work.
     fn turn(&mut self, dispatch: &mut Dispatch) -> bool {
         let began = Instant::now();
-        dispatch.look();
+        dispatch.tick();
         let found = self.gather(dispatch, ALONE, usize::MAX);
         let mut worked = found.work || found.more;
-        dispatch.look();
+        dispatch.tick();
         while let Some(decision) = dispatch.decide() {
             self.start(decision, dispatch.now_ns());
             worked = true;
@@ -269,7 +269,7 @@ impl<S: Store> Agent<S> {
 
     /// Takes at most `most` requests of the tenant's processes, and submits those that may run to the dispatcher, where
     /// the tenant's number is `id`. The rest waits for the next turn.
-    pub fn gather(&mut self, dispatch: &mut Dispatch, id: u64, most: usize) -> Found {
+    pub fn gather(&mut self, dispatch: &mut Dispatch, id: u64, most: usize) -> Gathered {
         let far = self.far;
         let version = self.share.version();
         if version != self.share_seen {
@@ -277,27 +277,27 @@ impl<S: Store> Agent<S> {
             dispatch.set(id, self.share.get().into());
             self.set_direct(self.direct);
         }
-        let mut found = Found::default();
-        if self.rung.iter().all(|word| *word == 0) {
+        let mut found = Gathered::default();
+        if self.notified.iter().all(|word| *word == 0) {
             // A process that notifies while others wait for their turn comes after them.
-            far.rung(|proc| self.rung[proc / 64] |= 1 << (proc % 64));
+            far.take_notified(|proc| self.notified[proc / 64] |= 1 << (proc % 64));
         }
         for _ in 0..MAILBOXES {
-            let Some(w) = self.rung.iter().position(|word| *word != 0) else {
+            let Some(w) = self.notified.iter().position(|word| *word != 0) else {
                 break;
             };
-            let proc = w * 64 + self.rung[w].trailing_zeros() as usize;
-            self.rung[w] &= self.rung[w] - 1;
-            found.work |= self.look_at(dispatch, proc);
+            let proc = w * 64 + self.notified[w].trailing_zeros() as usize;
+            self.notified[w] &= self.notified[w] - 1;
+            found.work |= self.read_mailbox(dispatch, proc);
         }
-        found.more = self.rung.iter().any(|word| *word != 0);
+        found.more = self.notified.iter().any(|word| *word != 0);
         if self.released.is_none()
             && far.released.load(Relaxed) != 0
             && far.released.swap(0, SeqCst) != 0
         {
             self.released = Some(0);
         }
-        found.work |= self.look_for_released();
+        found.work |= self.scan_released();
         // At the limit of slabs being freed, the end of one of them wakes the agent.
         found.more |= self.released.is_some() && self.requests.releasing() < FREES;
         while found.taken < most {
@@ -310,29 +310,29 @@ impl<S: Store> Agent<S> {
         }
         found.held_back = self.requests.may_take();
         found.more |= found.held_back;
-        self.hand_over(dispatch, id);
+        self.submit_ready(dispatch, id);
         self.wake_all();
         found
     }
 
     /// Reads the mailbox of a process that has notified. False when it is empty.
-    fn look_at(&mut self, dispatch: &mut Dispatch, proc: usize) -> bool {
+    fn read_mailbox(&mut self, dispatch: &mut Dispatch, proc: usize) -> bool {
         let mailbox = &self.far.mailboxes[proc];
-        let (posted, urged) = mailbox.news();
+        let (posted, escalated) = mailbox.take_new();
         self.requests.post(proc, posted);
-        let urged = urged & mailbox::FETCHES;
-        let promoted = urged != 0 && self.urge(dispatch, proc, urged);
-        posted != 0 || promoted
+        let escalated = escalated & mailbox::FETCHES;
+        let moved = escalated != 0 && self.escalate(dispatch, proc, escalated);
+        posted != 0 || moved
     }
 
     /// Starts one of this tenant's operations, as the dispatcher has decided.
     pub fn start(&mut self, decision: Decision, now_ns: u64) {
         let request = decision.request();
         let id = request.tag as u32;
-        if id >= OWN {
-            let own = &mut self.own[(id - OWN) as usize];
+        if id >= MOVES {
+            let own = &mut self.moves[(id - MOVES) as usize];
             own.begun_ns = now_ns;
-            return self.store.move_own(id - OWN, own.bytes as usize);
+            return self.store.grant_move(id - MOVES, own.bytes as usize);
         }
         let stats = &self.far.stats;
         let Some(work) = self.work.get_mut(id as usize).and_then(Option::as_mut) else {
@@ -354,7 +354,7 @@ impl<S: Store> Agent<S> {
         }
         stats.sent_bytes[class].fetch_add(request.bytes.into(), Relaxed);
         let (mailbox, i) = (&self.far.mailboxes[work.from.proc], work.from.i);
-        if work.ask.kind == Kind::Read && !mailbox.wanted(i) {
+        if work.ask.kind == Kind::Read && !mailbox.is_awaited(i) {
             self.finish(id, Status::Refused);
         } else {
             self.run(id);
@@ -370,25 +370,25 @@ impl<S: Store> Agent<S> {
         if worked {
             // Read the clock after the events: with an earlier time (the thread may have waited for a processor since)
             // links would seem faster than they are.
-            dispatch.look();
+            dispatch.tick();
         }
         for event in events.drain(..) {
             self.apply(event, dispatch.now_ns());
         }
         self.events = events;
-        self.hand_over(dispatch, id);
+        self.submit_ready(dispatch, id);
         self.wake_all();
-        if dispatch.now_ns() > self.looked_ns + LOOK_NS {
-            self.looked_ns = dispatch.now_ns();
-            self.learn_ahead(dispatch, id);
-            self.look_for_silent(dispatch);
+        if dispatch.now_ns() > self.checked_ns + CHECK_NS {
+            self.checked_ns = dispatch.now_ns();
+            self.report_lead_times(dispatch, id);
+            self.drop_silent(dispatch);
         }
         worked
     }
 
     /// Reports ended operations to the dispatcher, and submits those that may run.
-    fn hand_over(&mut self, dispatch: &mut Dispatch, id: u64) {
-        for (ticket, moved) in self.through.drain(..) {
+    fn submit_ready(&mut self, dispatch: &mut Dispatch, id: u64) {
+        for (ticket, moved) in self.ended.drain(..) {
             if moved {
                 dispatch.done(ticket);
             } else {
@@ -397,88 +397,89 @@ impl<S: Store> Agent<S> {
         }
         while let Some(op) = self.ready.pop_front() {
             let work = self.work[op as usize].as_mut().expect("begun");
-            let (lane, times) = self
+            let (link, times) = self
                 .store
-                .lane(op, work.ask.extent, work.ask.kind == Kind::Write);
-            let class = if work.urged {
+                .link(op, work.ask.extent, work.ask.kind == Kind::Write);
+            let class = if work.escalated {
                 Class::Demand
             } else {
                 work.class
             };
             let left = work.bytes() - work.got;
             let is_new = work.got == 0 && class == Class::Prefetch;
-            if is_new && dispatch.is_too_far_ahead(id, lane, left, self.ahead_bytes(lane)) {
+            if is_new && dispatch.is_too_far_ahead(id, link, left, self.ahead_bytes(link)) {
                 self.far.stats.dropped.fetch_add(1, Relaxed);
                 self.finish(op, Status::Late);
                 continue;
             }
             let work = self.work[op as usize].as_mut().expect("begun");
-            work.piece = left.min(dispatch.piece_bytes(lane));
+            work.piece = left.min(dispatch.piece_bytes(link));
             let (posted_ns, piece) = (work.posted_ns, u64::from(work.piece));
-            let bytes = (piece * u64::from(times) / u64::from(ONCE)) as u32;
+            let bytes = (piece * u64::from(times) / u64::from(TRANSFER_COST)) as u32;
             work.begun_ns = 0;
-            work.lane = Some(lane);
-            work.ticket = dispatch.submit(id, class, lane, bytes, op, posted_ns);
+            work.link = Some(link);
+            work.ticket = dispatch.submit(id, class, link, bytes, op, posted_ns);
             match work.ticket {
                 Some(ticket) if work.got > 0 => dispatch.put_first(ticket),
                 Some(_) => {}
                 None => self.run(op),
             }
         }
-        self.hand_over_own(dispatch, id);
+        self.submit_moves(dispatch, id);
     }
 
-    /// Bytes of prefetches on a lane for which no thread waits.
-    fn ahead_bytes(&self, lane: Lane) -> u64 {
+    /// Bytes of prefetches on a link for which no thread waits.
+    fn ahead_bytes(&self, link: IoLink) -> u64 {
         let ahead = |w: &&Work| {
-            w.class == Class::Prefetch && !w.urged && w.ticket.is_some() && w.lane == Some(lane)
+            w.class == Class::Prefetch && !w.escalated && w.ticket.is_some() && w.link == Some(link)
         };
         let all = self.work.iter().flatten().filter(ahead);
         all.map(|w| u64::from(w.bytes() - w.got)).sum()
     }
 
-    /// Submits the store's own moves to the dispatcher. They count as writes on every lane, so demand reads and
+    /// Submits the store's own moves to the dispatcher. They count as writes on every link, so demand reads and
     /// prefetches go first, and the moves never starve.
-    fn hand_over_own(&mut self, dispatch: &mut Dispatch, id: u64) {
-        for (slot, own) in self.own.iter_mut().enumerate() {
-            let Some((lane, left)) = own.wants.take() else {
+    fn submit_moves(&mut self, dispatch: &mut Dispatch, id: u64) {
+        for (slot, own) in self.moves.iter_mut().enumerate() {
+            let Some((link, left)) = own.wants.take() else {
                 continue;
             };
-            own.bytes = left.min(dispatch.piece_bytes(lane));
+            own.bytes = left.min(dispatch.piece_bytes(link));
             own.begun_ns = 0;
-            let (tag, now_ns) = (OWN + slot as u32, dispatch.now_ns());
-            own.ticket = dispatch.submit(id, Class::SwapOut, lane, own.bytes, tag, now_ns);
+            let (tag, now_ns) = (MOVES + slot as u32, dispatch.now_ns());
+            own.ticket = dispatch.submit(id, Class::SwapOut, link, own.bytes, tag, now_ns);
             if own.ticket.is_none() {
-                self.store.move_own(slot as u32, own.bytes as usize);
+                self.store.grant_move(slot as u32, own.bytes as usize);
             }
         }
     }
 
     /// Threads wait for these prefetches, a bit each. False when none of them is waiting here.
-    fn urge(&mut self, dispatch: &mut Dispatch, proc: usize, urged: u64) -> bool {
-        let waits = |i: &usize| urged & 1 << i != 0 && self.requests.urge(From { proc, i: *i });
-        let mut promoted = (0..REQUESTS).filter(waits).count();
-        // One pass, however many are urged.
+    fn escalate(&mut self, dispatch: &mut Dispatch, proc: usize, escalated: u64) -> bool {
+        let waits =
+            |i: &usize| escalated & 1 << i != 0 && self.requests.escalate(Origin { proc, i: *i });
+        let mut count = (0..REQUESTS).filter(waits).count();
+        // One pass, however many are escalated.
         for work in self.work.iter_mut().flatten() {
-            if work.from.proc != proc || urged & 1 << work.from.i == 0 {
+            if work.from.proc != proc || escalated & 1 << work.from.i == 0 {
                 continue;
             }
             // The rest of a request that is under way goes as a demand read.
             let rest = work.begun_ns != 0 && work.got + work.piece < work.ask.len;
             let moved = match work.ticket {
-                Some(ticket) if work.begun_ns == 0 => dispatch.promote(ticket),
-                _ => rest && !work.urged,
+                Some(ticket) if work.begun_ns == 0 => dispatch.escalate(ticket),
+                _ => rest && !work.escalated,
             };
-            work.urged = true;
-            promoted += usize::from(moved);
+            work.escalated = true;
+            count += usize::from(moved);
         }
         let stats = &self.far.stats;
-        stats.promoted.fetch_add(promoted as u64, Relaxed);
-        promoted > 0
+        stats.promoted.fetch_add(count as u64, Relaxed);
+        count > 0
     }
 
     /// Reports to the dispatcher how long before their use pages were prefetched, since the last check.
-    fn learn_ahead(&mut self, dispatch: &mut Dispatch, id: u64) {
+    fn report_lead_times(&mut self, dispatch: &mut Dispatch, id: u64) {
         let mut now = [0; BUCKETS];
         self.far.stats.ahead_ns.add_to(&mut now);
         for (bucket, (now, seen)) in now.iter().zip(self.ahead_seen.iter_mut()).enumerate() {
@@ -491,7 +492,7 @@ impl<S: Store> Agent<S> {
     }
 
     /// Gives up the tickets of operations that have been silent for long, so that they delay no others.
-    fn look_for_silent(&mut self, dispatch: &mut Dispatch) {
+    fn drop_silent(&mut self, dispatch: &mut Dispatch) {
         let before = dispatch.now_ns().saturating_sub(SILENT_NS);
         let mut judge = |begun_ns: u64, ticket: &mut Option<Ticket>| {
             if begun_ns != 0
@@ -504,13 +505,13 @@ impl<S: Store> Agent<S> {
         for work in self.work.iter_mut().flatten() {
             judge(work.begun_ns, &mut work.ticket);
         }
-        for own in &mut self.own {
+        for own in &mut self.moves {
             judge(own.begun_ns, &mut own.ticket);
         }
     }
 
     /// Continues the scan for released slabs. True when there was one.
-    fn look_for_released(&mut self) -> bool {
+    fn scan_released(&mut self) -> bool {
         let Some(from) = self.released else {
             return false;
         };
@@ -528,25 +529,25 @@ impl<S: Store> Agent<S> {
     }
 
     /// Takes a request, which may run now or later, or answers it at once.
-    fn begin(&mut self, from: From, class: Class, now_ns: u64) {
+    fn begin(&mut self, from: Origin, class: Class, now_ns: u64) {
         let Some((ask, posted_ns)) = self.far.mailboxes[from.proc].take(from.i) else {
             return;
         };
         let posted_ns = posted_ns.clamp(now_ns.saturating_sub(WAITED_NS_MAX), now_ns);
-        if let Err(why) = self.judge(from, ask) {
+        if let Err(why) = self.validate(from, ask) {
             match why {
                 Some(why) => self.refuse(from, format_args!("{why}")),
                 None => self.answer(from, Status::Refused),
             }
             return;
         }
-        if ask.kind == Kind::Write && !self.requests.knows(ask.extent) {
+        if ask.kind == Kind::Write && !self.requests.has_data(ask.extent) {
             self.requests.set_slabs_max((self.slabs)());
         }
         let begun = self.requests.begin(class, ask.kind, ask.extent);
-        let (Begun::Run(id) | Begun::Waits(id)) = begun else {
+        let (Admission::Run(id) | Admission::Waits(id)) = begun else {
             match begun {
-                Begun::NoRoom => self.answer(from, Status::NoRoom),
+                Admission::NoRoom => self.answer(from, Status::NoRoom),
                 _ => self.refuse(
                     from,
                     format_args!("extent {} is being freed or written", ask.extent),
@@ -561,25 +562,25 @@ impl<S: Store> Agent<S> {
             class,
             posted_ns,
             ticket: None,
-            lane: None,
+            link: None,
             begun_ns: 0,
             got: 0,
             piece: ask.len,
-            urged: false,
+            escalated: false,
             seal: 0,
             copy: 0,
             corrupt: false,
             unread: false,
             block: Some(block),
         });
-        if let Begun::Run(id) = begun {
+        if let Admission::Run(id) = begun {
             self.ready.push_back(id);
         }
     }
 
     /// Validates a request as far as possible without its bytes. An error without a reason: the request is of a process
     /// that has ended, and the extent it names may belong to another process by now.
-    fn judge(&self, from: From, ask: Ask) -> Result<(), Option<&'static str>> {
+    fn validate(&self, from: Origin, ask: RequestFields) -> Result<(), Option<&'static str>> {
         if ask.extent as usize >= EXTENTS_MAX {
             return Err(Some("the extent's number is out of range"));
         }
@@ -630,7 +631,7 @@ impl<S: Store> Agent<S> {
             }
             Kind::Write if work.got > 0 => {
                 let to = work.got + work.piece;
-                self.store.write_on(id, to as usize);
+                self.store.continue_write(id, to as usize);
             }
             Kind::Write => {
                 let to = work.piece as usize;
@@ -678,20 +679,20 @@ impl<S: Store> Agent<S> {
     fn apply(&mut self, event: Event, now_ns: u64) {
         match event {
             Event::Ended { id, outcome, block } => self.ended(id, outcome, block, now_ns),
-            Event::Part(id) => self.piece_ended(id),
-            Event::Wants { slot, lane, bytes } => {
-                self.own[slot as usize].wants = Some((lane, bytes));
+            Event::WriteAdvanced(id) => self.piece_ended(id),
+            Event::MoveWanted { slot, link, bytes } => {
+                self.moves[slot as usize].wants = Some((link, bytes));
             }
-            Event::Moved { slot, ok } => {
-                let own = &mut self.own[slot as usize];
+            Event::MoveEnded { slot, ok } => {
+                let own = &mut self.moves[slot as usize];
                 own.begun_ns = 0;
-                self.through.extend(own.ticket.take().map(|t| (t, ok)));
+                self.ended.extend(own.ticket.take().map(|t| (t, ok)));
             }
             Event::Freed(slab) => {
                 self.requests.freed(slab);
                 self.far.slab_freed(slab);
             }
-            Event::Line(about, text) => self.log(about, &text),
+            Event::Log(about, text) => self.log(about, &text),
             Event::Health {
                 repaired,
                 failovers,
@@ -706,17 +707,17 @@ impl<S: Store> Agent<S> {
     }
 
     /// Logs a line of the store.
-    fn log(&self, about: About, text: &str) {
+    fn log(&self, about: LogTopic, text: &str) {
         let tenant = &self.name;
         match about {
-            About::Corrupt => error!(%tenant, "{text}"),
-            About::Full => warn!(%tenant, "{text}"),
-            About::Disk => error!(%tenant, "{text}"),
-            About::DonorLost(about) => warn!(%tenant, about, "{text}"),
-            About::DonorBack(about) => info!(%tenant, about, "{text}"),
-            About::DonorFound(about) => info!(%tenant, about, "{text}"),
-            About::Copies => info!(%tenant, "{text}"),
-            About::DonorForgot(about) => warn!(%tenant, about, "{text}"),
+            LogTopic::Corrupt => error!(%tenant, "{text}"),
+            LogTopic::Full => warn!(%tenant, "{text}"),
+            LogTopic::Disk => error!(%tenant, "{text}"),
+            LogTopic::DonorLost(about) => warn!(%tenant, about, "{text}"),
+            LogTopic::DonorBack(about) => info!(%tenant, about, "{text}"),
+            LogTopic::DonorFound(about) => info!(%tenant, about, "{text}"),
+            LogTopic::Copies => info!(%tenant, "{text}"),
+            LogTopic::DonorForgot(about) => warn!(%tenant, about, "{text}"),
         }
     }
 
@@ -803,11 +804,11 @@ impl<S: Store> Agent<S> {
     fn piece_ended(&mut self, id: u32) {
         let work = self.work[id as usize].as_mut().expect("begun");
         work.got += work.piece;
-        self.through.extend(work.ticket.take().map(|t| (t, true)));
+        self.ended.extend(work.ticket.take().map(|t| (t, true)));
         self.ready.push_back(id);
     }
 
-    fn refuse_bytes(&mut self, id: u32, block: Block, why: Bad) {
+    fn refuse_bytes(&mut self, id: u32, block: Block, why: SealError) {
         self.refuse_work(id, block, &format!("an extent cannot be sealed: {why}"));
     }
 
@@ -819,12 +820,12 @@ impl<S: Store> Agent<S> {
         self.finish(id, Status::Refused);
     }
 
-    fn refuse(&mut self, from: From, why: std::fmt::Arguments) {
+    fn refuse(&mut self, from: Origin, why: std::fmt::Arguments) {
         self.refused_line(from, why);
         self.answer(from, Status::Refused);
     }
 
-    fn refused_line(&mut self, from: From, why: std::fmt::Arguments) {
+    fn refused_line(&mut self, from: Origin, why: std::fmt::Arguments) {
         warn!(
             tenant = %self.name,
             "a request of process {} is refused: {why}",
@@ -836,7 +837,7 @@ impl<S: Store> Agent<S> {
     fn finish(&mut self, id: u32, status: Status) {
         let work = self.work[id as usize].take().expect("begun");
         let moved = status == Status::Ok;
-        self.through.extend(work.ticket.map(|t| (t, moved)));
+        self.ended.extend(work.ticket.map(|t| (t, moved)));
         self.blocks.extend(work.block);
         self.answer(work.from, status);
         let ended = self.requests.end(id);
@@ -846,7 +847,7 @@ impl<S: Store> Agent<S> {
         self.ready.extend(ended.next);
     }
 
-    fn answer(&mut self, from: From, status: Status) {
+    fn answer(&mut self, from: Origin, status: Status) {
         if self.far.mailboxes[from.proc].complete(from.i, status) {
             self.to_wake.push(from);
         }
@@ -861,8 +862,8 @@ impl<S: Store> Agent<S> {
     }
 }
 
-impl<S: Store + Send> Served for Agent<S> {
-    fn gather(&mut self, dispatch: &mut Dispatch, id: u64, most: usize) -> Found {
+impl<S: Store + Send> TenantAgent for Agent<S> {
+    fn gather(&mut self, dispatch: &mut Dispatch, id: u64, most: usize) -> Gathered {
         Agent::gather(self, dispatch, id, most)
     }
     fn start(&mut self, decision: Decision, now_ns: u64) {
@@ -900,13 +901,13 @@ impl<S: Store + Send> Served for Agent<S> {
     fn is_quiet(&self) -> bool {
         self.store.is_quiet()
     }
-    fn leave(&mut self) {
-        Agent::leave(self);
+    fn free_all(&mut self) {
+        Agent::free_all(self);
     }
     fn far(&self) -> &'static Far {
         self.far
     }
-    fn share(&self) -> &Live {
+    fn share(&self) -> &LiveShare {
         &self.share
     }
 }

@@ -19,7 +19,7 @@ pub enum Direct {
 
 /// A tenant, as input to [`divide`].
 #[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct One {
+pub(crate) struct TenantUse {
     /// The tenant's weight.
     pub weight: u32,
     /// The tenant has used the links lately.
@@ -62,7 +62,7 @@ const LEAST: u64 = 16;
 /// A tenant alone may read without limit. Otherwise each gets its share of the links' rate (bytes a second; 0 when
 /// unknown) by weight; where the links are full, reads through the agent count towards that share. A tenant that starts
 /// has a share as well; one that is ahead reads through the agent only.
-pub(crate) fn divide(link_bytes_s: u64, all: &[One]) -> impl Iterator<Item = Direct> {
+pub(crate) fn divide(link_bytes_s: u64, all: &[TenantUse]) -> impl Iterator<Item = Direct> {
     let using = all.iter().filter(|one| one.uses);
     let (n, weights) = using.fold((0, 0), |(n, sum), one| {
         (n + 1, sum + u128::from(one.weight))
@@ -95,11 +95,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn one() -> impl Strategy<Value = One> {
+    fn one() -> impl Strategy<Value = TenantUse> {
         let rate = prop_oneof![Just(0), 0..1u64 << 36];
         let reads = (rate.clone(), rate);
         (1..=1000u32, any::<bool>(), any::<bool>(), reads).prop_map(
-            |(weight, uses, is_ahead, (agent_bytes_s, direct_bytes_s))| One {
+            |(weight, uses, is_ahead, (agent_bytes_s, direct_bytes_s))| TenantUse {
                 weight,
                 uses,
                 is_ahead,
@@ -117,7 +117,7 @@ mod tests {
         #[test]
         fn shares_are_by_weight(link in 0..1u64 << 40, all in prop::collection::vec(one(), 0..8)) {
             let got: Vec<Direct> = divide(link, &all).collect();
-            let of: Vec<&One> = all.iter().filter(|one| one.uses).collect();
+            let of: Vec<&TenantUse> = all.iter().filter(|one| one.uses).collect();
             let sum: u64 = of.iter().map(|one| u64::from(one.weight)).sum();
             let used: u64 = all.iter().map(|one| one.reads.agent_bytes_s + one.reads.direct_bytes_s).sum();
             let is_full = used as f64 >= link as f64 * 0.75;

@@ -17,17 +17,17 @@ use std::time::Duration;
 
 use canvas_place::paths::PATHS_MAX;
 use canvas_sched::{
-    Class, Decision, LinkConfig, LinkId, LinkStats, Promoted, Scheduler, TenantConfig, TenantId,
+    Class, Decision, Escalation, LinkConfig, LinkId, LinkStats, Scheduler, TenantConfig, TenantId,
     Ticket,
 };
 use nix::time::{ClockId, clock_gettime};
 
-use crate::bell::Bell;
-use crate::direct::{Direct, One, divide};
+use crate::direct::{Direct, TenantUse, divide};
+use crate::notifier::Notifier;
 
 /// The link that a request uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Lane {
+pub enum IoLink {
     /// From donors.
     In,
     /// To donors.
@@ -44,12 +44,12 @@ const _: () = assert!(LINKS <= canvas_sched::LINKS_MAX);
 /// Most serving threads: a bit each in a word.
 pub const THREADS_MAX: usize = 64;
 
-impl Lane {
-    fn link(self) -> usize {
+impl IoLink {
+    fn index(self) -> usize {
         match self {
-            Lane::In => 0,
-            Lane::Out => 1,
-            Lane::Disk(path) => 2 + usize::from(path) % PATHS_MAX,
+            IoLink::In => 0,
+            IoLink::Out => 1,
+            IoLink::Disk(path) => 2 + usize::from(path) % PATHS_MAX,
         }
     }
 }
@@ -58,7 +58,7 @@ impl Lane {
 #[derive(Debug, Default)]
 struct Inbox {
     decided: VecDeque<Decision>,
-    bell: Arc<Bell>,
+    notifier: Arc<Notifier>,
 }
 
 /// State that all serving threads share.
@@ -74,7 +74,7 @@ struct Core {
     /// Decisions for tenants that no thread serves at the moment.
     between: Vec<Decision>,
     /// How each tenant uses the links, as its thread last reported.
-    uses: BTreeMap<u64, One>,
+    uses: BTreeMap<u64, TenantUse>,
 }
 
 /// The state shared by the dispatchers of all threads.
@@ -93,7 +93,7 @@ pub struct Dispatch {
     shared: Arc<Shared>,
     /// Index of this thread.
     thread: usize,
-    bell: Arc<Bell>,
+    notifier: Arc<Notifier>,
     now_ns: u64,
 }
 
@@ -179,23 +179,23 @@ impl Dispatch {
             tenants: AtomicUsize::new(0),
             uses_version: AtomicU64::new(0),
         });
-        Dispatch::one_more(&shared)
+        Dispatch::for_thread(&shared)
     }
 
     /// The dispatcher of one more thread; at most [`THREADS_MAX`] threads.
-    pub fn one_more(shared: &Arc<Shared>) -> Dispatch {
-        let bell = Arc::new(Bell::default());
+    pub fn for_thread(shared: &Arc<Shared>) -> Dispatch {
+        let notifier = Arc::new(Notifier::default());
         let inboxes = &mut lock(shared).inboxes;
         let thread = inboxes.len();
         assert!(thread < THREADS_MAX, "more threads than can serve");
         inboxes.push(Inbox {
             decided: VecDeque::new(),
-            bell: bell.clone(),
+            notifier: notifier.clone(),
         });
         Dispatch {
             shared: shared.clone(),
             thread,
-            bell,
+            notifier,
             now_ns: now_ns(),
         }
     }
@@ -216,8 +216,8 @@ impl Dispatch {
     }
 
     /// Wakes this thread.
-    pub fn bell(&self) -> &Arc<Bell> {
-        &self.bell
+    pub fn notifier(&self) -> &Arc<Notifier> {
+        &self.notifier
     }
 
     /// Adds a tenant of this thread; does nothing when there are too many tenants or one with this number: its requests
@@ -248,7 +248,7 @@ impl Dispatch {
     }
 
     /// This thread stops serving a tenant, and another one is about to.
-    pub fn part(&mut self, id: u64) {
+    pub fn detach(&mut self, id: u64) {
         let mut core = self.core();
         let decided = core.take_decided(id);
         core.between.extend(decided);
@@ -256,7 +256,7 @@ impl Dispatch {
     }
 
     /// This thread starts serving a tenant that was another thread's.
-    pub fn settle(&mut self, id: u64) {
+    pub fn attach(&mut self, id: u64) {
         let mut core = self.core();
         let decided = core.take_decided(id);
         core.inboxes[self.thread].decided.extend(decided);
@@ -264,17 +264,17 @@ impl Dispatch {
     }
 
     /// Whether there is at most one tenant in all threads.
-    pub fn is_lonely(&self) -> bool {
+    pub fn has_one_tenant(&self) -> bool {
         self.shared.tenants.load(SeqCst) <= 1
     }
 
     /// Reads the clock. Everything until the next call happens at this time.
-    pub fn look(&mut self) -> u64 {
+    pub fn tick(&mut self) -> u64 {
         self.now_ns = now_ns();
         self.now_ns
     }
 
-    /// The time of the last [`Dispatch::look`], on the clock of the programs' requests.
+    /// The time of the last [`Dispatch::tick`], on the clock of the programs' requests.
     pub fn now_ns(&self) -> u64 {
         self.now_ns
     }
@@ -285,23 +285,23 @@ impl Dispatch {
         &mut self,
         id: u64,
         class: Class,
-        lane: Lane,
+        link: IoLink,
         bytes: u32,
         tag: u32,
         posted_ns: u64,
     ) -> Option<Ticket> {
         let posted_ns = posted_ns.min(self.now_ns);
         let mut core = self.core();
-        let link = core.links[lane.link()];
+        let link = core.links[link.index()];
         core.sched
             .submit(TenantId(id), class, link, bytes, tag.into(), posted_ns)
             .ok()
     }
 
     /// Whether a prefetch would wait too long behind `ahead_bytes` that the tenant has requested before.
-    pub fn is_too_far_ahead(&self, id: u64, lane: Lane, bytes: u32, ahead_bytes: u64) -> bool {
+    pub fn is_too_far_ahead(&self, id: u64, link: IoLink, bytes: u32, ahead_bytes: u64) -> bool {
         let core = self.core();
-        let link = core.links[lane.link()];
+        let link = core.links[link.index()];
         core.sched
             .is_too_far_ahead(TenantId(id), link, bytes, ahead_bytes)
     }
@@ -312,12 +312,12 @@ impl Dispatch {
     }
 
     /// How much of a request to transfer at a time, so that nobody waits long for it.
-    pub fn piece_bytes(&self, lane: Lane) -> u32 {
-        if let Lane::Disk(_) = lane {
+    pub fn piece_bytes(&self, link: IoLink) -> u32 {
+        if let IoLink::Disk(_) = link {
             // A disk does each operation whole.
             return u32::MAX;
         }
-        self.lane(lane).map_or(u32::MAX, |s| s.piece_bytes)
+        self.link_stats(link).map_or(u32::MAX, |s| s.piece_bytes)
     }
 
     /// The next decision for this thread.
@@ -326,14 +326,14 @@ impl Dispatch {
         let mut core = self.core();
         let decision = core.decide(self.thread, self.now_ns, &mut ring);
         if ring != 0 {
-            let of = |thread: usize| core.inboxes[thread].bell.clone();
-            let bells: Vec<_> = (0..THREADS_MAX)
+            let of = |thread: usize| core.inboxes[thread].notifier.clone();
+            let notifiers: Vec<_> = (0..THREADS_MAX)
                 .filter(|thread| ring & 1 << thread != 0)
                 .map(of)
                 .collect();
             // Notify after unlocking: a wake-up takes longer than all work under the lock.
             drop(core);
-            bells.iter().for_each(|bell| bell.ring());
+            notifiers.iter().for_each(|notifier| notifier.notify());
         }
         decision
     }
@@ -351,10 +351,10 @@ impl Dispatch {
     }
 
     /// A thread waits for this prefetch. True when it has moved to the demand queue.
-    pub fn promote(&mut self, ticket: Ticket) -> bool {
+    pub fn escalate(&mut self, ticket: Ticket) -> bool {
         let mut core = self.core();
         let now_ns = core.at(self.now_ns);
-        core.sched.promote(ticket, now_ns) == Promoted::Moved
+        core.sched.escalate(ticket, now_ns) == Escalation::Moved
     }
 
     /// Records that `count` of a tenant's pages were prefetched `ns` before their use.
@@ -362,18 +362,19 @@ impl Dispatch {
         self.core().sched.used_after(TenantId(id), ns, count);
     }
 
-    /// Charges a tenant for bytes that it has moved over a lane without a request here. While others wait, returns how
+    /// Charges a tenant for bytes that it has moved over a link without a request here. While others wait, returns how
     /// many bytes the tenant is ahead of its share.
-    pub fn charge(&mut self, id: u64, lane: Lane, bytes: u64) -> Option<u64> {
+    pub fn charge(&mut self, id: u64, link: IoLink, bytes: u64) -> Option<u64> {
         let mut core = self.core();
-        let link = core.links[lane.link()];
+        let link = core.links[link.index()];
         core.sched.charge(TenantId(id), link, bytes)
     }
 
-    /// Bytes started for a tenant on a lane so far.
-    pub fn sent_bytes(&self, id: u64, lane: Lane) -> u64 {
+    /// Bytes started for a tenant on a link so far.
+    pub fn sent_bytes(&self, id: u64, link: IoLink) -> u64 {
         let core = self.core();
-        core.sched.sent_bytes(TenantId(id), core.links[lane.link()])
+        core.sched
+            .sent_bytes(TenantId(id), core.links[link.index()])
     }
 
     /// Counts changes of the number of tenants that use the links.
@@ -383,25 +384,25 @@ impl Dispatch {
 
     /// Records how this thread's tenants use the links, and returns how much the processes of each may read directly,
     /// considering the tenants of all threads.
-    pub(crate) fn divide(&mut self, mine: &[(u64, One)]) -> Vec<Direct> {
+    pub(crate) fn divide(&mut self, mine: &[(u64, TenantUse)]) -> Vec<Direct> {
         let mut core = self.core();
         let using = |core: &Core| core.uses.values().filter(|one| one.uses).count();
         let before = using(&core);
         core.uses.extend(mine.iter().copied());
         let is_new = using(&core) != before;
-        let link = core.sched.link_stats(core.links[Lane::In.link()]);
-        let all: Vec<One> = core.uses.values().copied().collect();
+        let link = core.sched.link_stats(core.links[IoLink::In.index()]);
+        let all: Vec<TenantUse> = core.uses.values().copied().collect();
         let parts = divide(link.map_or(0, |l| l.rate_bytes_s), &all);
         let parts: BTreeMap<u64, Direct> = core.uses.keys().copied().zip(parts).collect();
-        let of = |(id, _): &(u64, One)| parts.get(id).copied().unwrap_or_default();
+        let of = |(id, _): &(u64, TenantUse)| parts.get(id).copied().unwrap_or_default();
         let mine = mine.iter().map(of).collect();
         if is_new {
             self.shared.uses_version.fetch_add(1, SeqCst);
             let others = core.inboxes.iter().enumerate();
             let others = others.filter(|(thread, _)| *thread != self.thread);
-            let bells: Vec<_> = others.map(|(_, inbox)| inbox.bell.clone()).collect();
+            let notifiers: Vec<_> = others.map(|(_, inbox)| inbox.notifier.clone()).collect();
             drop(core);
-            bells.iter().for_each(|bell| bell.ring());
+            notifiers.iter().for_each(|notifier| notifier.notify());
         }
         mine
     }
@@ -416,10 +417,10 @@ impl Dispatch {
         Some(Duration::from_nanos(due.saturating_sub(self.now_ns)))
     }
 
-    /// A lane's statistics.
-    pub fn lane(&self, lane: Lane) -> Option<LinkStats> {
+    /// A link's statistics.
+    pub fn link_stats(&self, link: IoLink) -> Option<LinkStats> {
         let core = self.core();
-        core.sched.link_stats(core.links[lane.link()])
+        core.sched.link_stats(core.links[link.index()])
     }
 }
 
@@ -441,9 +442,9 @@ mod tests {
     enum Op {
         Add(u64, usize),
         Remove(u64),
-        Part(u64),
+        Detach(u64),
         /// By this thread.
-        Settle(u64, usize),
+        Attach(u64, usize),
         Submit(u64),
         /// This thread starts all that it may.
         Decide(usize),
@@ -456,8 +457,8 @@ mod tests {
         let op = prop_oneof![
             2 => (id.clone(), thread.clone()).prop_map(|(id, at)| Op::Add(id, at)),
             1 => id.clone().prop_map(Op::Remove),
-            2 => id.clone().prop_map(Op::Part),
-            3 => (id.clone(), thread.clone()).prop_map(|(id, at)| Op::Settle(id, at)),
+            2 => id.clone().prop_map(Op::Detach),
+            3 => (id.clone(), thread.clone()).prop_map(|(id, at)| Op::Attach(id, at)),
             12 => id.prop_map(Op::Submit),
             6 => thread.prop_map(Op::Decide),
             4 => (1..9usize).prop_map(Op::Done),
@@ -486,7 +487,7 @@ mod tests {
             ..LinkConfig::default()
         });
         let shared = first.shared().clone();
-        let more = (1..THREADS).map(|_| Dispatch::one_more(&shared));
+        let more = (1..THREADS).map(|_| Dispatch::for_thread(&shared));
         std::iter::once(first).chain(more).collect()
     }
 
@@ -504,28 +505,28 @@ mod tests {
                     m.under_way.retain(|(whose, _)| *whose != id);
                 }
             }
-            Op::Part(id) => {
+            Op::Detach(id) => {
                 if let Some(Some(at)) = m.homes.get(&id).copied() {
-                    all[at].part(id);
+                    all[at].detach(id);
                     m.homes.insert(id, None);
                 }
             }
-            Op::Settle(id, at) if m.homes.get(&id) == Some(&None) => {
-                all[at].settle(id);
+            Op::Attach(id, at) if m.homes.get(&id) == Some(&None) => {
+                all[at].attach(id);
                 m.homes.insert(id, Some(at));
             }
             Op::Submit(id) => {
                 if let Some(Some(at)) = m.homes.get(&id).copied() {
                     m.next_tag += 1;
-                    let now_ns = all[at].look();
+                    let now_ns = all[at].tick();
                     let taken =
-                        all[at].submit(id, Class::Demand, Lane::In, BYTES, m.next_tag, now_ns);
+                        all[at].submit(id, Class::Demand, IoLink::In, BYTES, m.next_tag, now_ns);
                     m.tickets.insert(m.next_tag.into(), taken.unwrap());
                     m.waiting.insert(m.next_tag.into(), id);
                 }
             }
             Op::Decide(at) => {
-                all[at].look();
+                all[at].tick();
                 while let Some(decision) = all[at].decide() {
                     let Decision::Send(request) = decision else {
                         return Err(TestCaseError::fail("a demand is never dropped"));
@@ -546,7 +547,7 @@ mod tests {
                     }
                 }
             }
-            Op::Add(..) | Op::Settle(..) => {}
+            Op::Add(..) | Op::Attach(..) => {}
         }
         Ok(())
     }
@@ -559,20 +560,20 @@ mod tests {
             let mut all = dispatchers();
             let mut m = Model::default();
             for op in &ops {
-                let heard: Vec<u32> = all.iter().map(|d| d.bell().count()).collect();
+                let seen: Vec<u32> = all.iter().map(|d| d.notifier().count()).collect();
                 let had: Vec<usize> = all[0].core().inboxes.iter().map(|i| i.decided.len()).collect();
                 apply(op, &mut all, &mut m)?;
                 if let Op::Decide(by) = op {
                     let has: Vec<usize> = all[0].core().inboxes.iter().map(|i| i.decided.len()).collect();
                     for at in (0..THREADS).filter(|at| at != by && has[*at] > had[*at]) {
-                        prop_assert_ne!(all[at].bell().count(), heard[at], "thread {} was not rung for", at);
+                        prop_assert_ne!(all[at].notifier().count(), seen[at], "thread {} was not rung for", at);
                     }
                 }
             }
             // Every tenant gets a thread, and everything ends.
             let between: BTreeSet<u64> = m.homes.iter().filter(|(_, at)| at.is_none()).map(|(id, _)| *id).collect();
             for id in between {
-                apply(&Op::Settle(id, 1), &mut all, &mut m)?;
+                apply(&Op::Attach(id, 1), &mut all, &mut m)?;
             }
             for _ in 0..ops.len() {
                 for at in 0..THREADS {
@@ -581,30 +582,30 @@ mod tests {
                 apply(&Op::Done(usize::MAX), &mut all, &mut m)?;
             }
             prop_assert!(m.waiting.is_empty(), "forgotten: {:?}", m.waiting);
-            prop_assert_eq!(all[0].lane(Lane::In).unwrap().under_way_bytes, 0);
+            prop_assert_eq!(all[0].link_stats(IoLink::In).unwrap().under_way_bytes, 0);
         }
     }
 
     #[test]
     fn who_is_alone_on_its_thread_is_not_alone_on_the_links() {
         let mut all = dispatchers();
-        let one = |uses| One {
+        let one = |uses| TenantUse {
             weight: 100,
             uses,
-            ..One::default()
+            ..TenantUse::default()
         };
         all[0].add(1, TenantConfig::default());
-        assert!(all[0].is_lonely());
+        assert!(all[0].has_one_tenant());
         assert_eq!(all[0].divide(&[(1, one(true))]), [Direct::All]);
         all[1].add(2, TenantConfig::default());
-        assert!(!all[0].is_lonely() && !all[1].is_lonely());
-        let (heard, version) = (all[0].bell().count(), all[0].uses_version());
+        assert!(!all[0].has_one_tenant() && !all[1].has_one_tenant());
+        let (seen, version) = (all[0].notifier().count(), all[0].uses_version());
         assert!(matches!(
             all[1].divide(&[(2, one(true))])[..],
             [Direct::Rate(_)]
         ));
         // The other thread is notified, and divides again.
-        assert!(all[0].bell().count() != heard && all[0].uses_version() != version);
+        assert!(all[0].notifier().count() != seen && all[0].uses_version() != version);
         assert!(matches!(
             all[0].divide(&[(1, one(true))])[..],
             [Direct::Rate(_)]

@@ -93,7 +93,7 @@ pub fn assemble(
     extent: &mut [u8],
 ) {
     let mut at = range.start;
-    for place in code.places(EXTENT_BYTES, range) {
+    for place in code.shard_ranges(EXTENT_BYTES, range) {
         let len = place.range.len();
         let start = place.range.start - from;
         extent[at..at + len].copy_from_slice(&shards[place.shard][start..start + len]);

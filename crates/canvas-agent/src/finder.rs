@@ -10,20 +10,20 @@ use canvas_wire::key::ClusterKey;
 
 /// A gossip member that lends nothing. Dropping it ends its thread.
 pub struct Finder {
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<LiveDonors>>,
     _gossip: Gossip,
 }
 
 /// The known donors and their followers.
 #[derive(Default)]
-struct Known {
+struct LiveDonors {
     live: BTreeSet<SocketAddr>,
     /// Number of changes of `live`.
     changes: u64,
     followers: Vec<(Weak<()>, Waker)>,
 }
 
-impl Known {
+impl LiveDonors {
     /// Replaces the set of live donors, wakes followers if it changed, and forgets followers that are gone. How much
     /// memory donors announce changes several times a second and does not count as a change.
     fn now(&mut self, live: BTreeSet<SocketAddr>) {
@@ -42,14 +42,14 @@ impl Known {
 
 /// One tenant's view of the donors found. It costs nothing for a tenant that never asks.
 pub struct Found {
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<LiveDonors>>,
     /// The change seen last.
     seen: u64,
     _lives: Arc<()>,
 }
 
 impl Found {
-    fn follow(known: &Arc<Mutex<Known>>, waker: Waker) -> Found {
+    fn follow(known: &Arc<Mutex<LiveDonors>>, waker: Waker) -> Found {
         let lives = Arc::new(());
         let mut locked = locked(known);
         locked.followers.push((Arc::downgrade(&lives), waker));
@@ -71,7 +71,7 @@ impl Found {
     }
 }
 
-fn locked(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
+fn locked(known: &Mutex<LiveDonors>) -> MutexGuard<'_, LiveDonors> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -84,7 +84,7 @@ impl Finder {
         let all = canvas_gossip::addresses(seeds);
         let routed = |addr: &&SocketAddr| canvas_gossip::reached_from(**addr).is_some();
         let seed = all.iter().find(routed).or(all.first());
-        let known = Arc::new(Mutex::new(Known::default()));
+        let known = Arc::new(Mutex::new(LiveDonors::default()));
         // Without a secret only members on this host are believed.
         let this_host = *key == ClusterKey::without_secret();
         let ip = seed.map_or(Ipv4Addr::UNSPECIFIED.into(), SocketAddr::ip);
@@ -132,7 +132,7 @@ mod tests {
         let addr = |port| SocketAddr::from(([127, 0, 0, 1], port));
         let set = |ports: &[u16]| ports.iter().map(|p| addr(*p)).collect::<BTreeSet<_>>();
         let list = |ports: &[u16]| Some(ports.iter().map(|p| addr(*p)).collect::<Vec<_>>());
-        let known = Arc::new(Mutex::new(Known::default()));
+        let known = Arc::new(Mutex::new(LiveDonors::default()));
         let mut first = Found::follow(&known, Waker(far));
         assert_eq!((first.changed(), first.changed()), (list(&[]), None));
         far.asleep.store(1, SeqCst);
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn who_has_ended_is_forgotten_though_nobody_lives() {
         let (fd, _) = Segment::create(true).unwrap();
-        let known = Arc::new(Mutex::new(Known::default()));
+        let known = Arc::new(Mutex::new(LiveDonors::default()));
         drop(Found::follow(&known, Waker(Far::map(&fd).unwrap())));
         locked(&known).now(BTreeSet::new());
         assert!(locked(&known).followers.is_empty());

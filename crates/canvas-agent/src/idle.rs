@@ -40,8 +40,8 @@ impl Idle {
     /// Polls for `spin` after the last work.
     pub fn new(spin: Duration) -> Idle {
         Idle {
-            spin: looking(spin),
-            expect: looking(EXPECT),
+            spin: spin_time(spin),
+            expect: spin_time(EXPECT),
             last_work: Instant::now(),
             in_vain: false,
         }
@@ -94,7 +94,7 @@ fn clock_ns() -> u64 {
 
 /// Whether other threads want the processors, so that sleeping is better than polling.
 pub(crate) fn is_contended() -> bool {
-    CONTENTION.is_here(clock_ns())
+    CONTENTION.is_contended(clock_ns())
 }
 
 /// Pauses between two polls. Where processors are few it yields, since the thread that makes work may need this one.
@@ -104,7 +104,7 @@ pub(crate) fn relax() {
     if *FEW {
         let began_ns = clock_ns();
         std::thread::yield_now();
-        CONTENTION.gave_way(began_ns, clock_ns());
+        CONTENTION.record_yield(began_ns, clock_ns());
     } else {
         std::hint::spin_loop();
     }
@@ -112,7 +112,7 @@ pub(crate) fn relax() {
 
 /// The polling time to use where `time` is wanted: zero on a single processor, where no other thread can make work
 /// while this one polls.
-pub(crate) fn looking(time: Duration) -> Duration {
+pub(crate) fn spin_time(time: Duration) -> Duration {
     match std::thread::available_parallelism() {
         Ok(n) if n.get() > 1 => time,
         _ => Duration::ZERO,

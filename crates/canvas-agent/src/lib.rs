@@ -9,7 +9,7 @@
 //! and the journal ([`journal`]: the key, and the seal numbers reserved so far, [`numbers`]). An agent that takes over
 //! needs only these two files and the stores.
 //!
-//! [`host`] serves many tenants from one thread, in turn; [`daemon::threads`] adds threads when one is too few.
+//! [`serve_loop`] serves many tenants from one thread, in turn; [`daemon::threads`] adds threads when one is too few.
 //! [`dispatch`] schedules I/O across all threads when links are short.
 //!
 //! The agent runs as one of two processes: [`worker`] serves one run, [`daemon`] all tenants of a host.
@@ -19,7 +19,6 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
-pub mod bell;
 pub mod block;
 pub mod copies;
 pub mod daemon;
@@ -28,15 +27,16 @@ pub mod disk;
 pub mod dispatch;
 pub mod erasure;
 pub mod finder;
-pub mod host;
 pub mod idle;
 pub mod journal;
 pub mod members;
+pub mod notifier;
 pub mod numbers;
 pub mod replicas;
 pub mod request_table;
 pub mod round_robin;
 pub mod seal;
+pub mod serve_loop;
 pub mod share;
 pub mod store;
 pub mod worker;

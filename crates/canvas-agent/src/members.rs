@@ -49,7 +49,7 @@ fn release_some(lives: Lives, segment: &Segment, far: Option<&Far>, most: u32) -
 
 /// Notifies the agent that process `index` left work.
 fn wake_agent(far: &Far, index: usize) {
-    if far.ring(index) {
+    if far.notify(index) {
         futex_wake(&far.asleep, 1);
     }
 }
@@ -76,13 +76,13 @@ pub fn members(lives: Lives, segment: &Segment) -> Vec<u32> {
 
 /// Sweeps over the tenant's processes in place of its runner.
 #[derive(Default)]
-pub struct Orphan {
+pub struct RunnerlessTenant {
     last: Option<Instant>,
     /// The last sweep found no process.
     empty: bool,
 }
 
-impl Orphan {
+impl RunnerlessTenant {
     /// Whether two sweeps in a row found no process. (Between two sweeps a fork's child may be about to take its slot.)
     pub fn is_over(&mut self, lives: Lives, segment: &Segment, far: &Far) -> bool {
         if self.last.is_some_and(|t| t.elapsed() < ORPHAN_SWEEP) {
@@ -173,7 +173,10 @@ mod tests {
             (state(mine), state(dead)),
             (slab_state::USED, slab_state::RELEASED)
         );
-        assert!(far.rung(|p| assert_eq!(p, 4)), "the agent is notified");
+        assert!(
+            far.take_notified(|p| assert_eq!(p, 4)),
+            "the agent is notified"
+        );
     }
 
     /// The slots are written by members; only a process that has the segment's file open keeps a tenant alive.
@@ -191,10 +194,10 @@ mod tests {
         for (slot, id) in [(2, 1), (3, strange), (4, member)] {
             segment.procs[slot].id.store(id, Relaxed);
         }
-        let mut orphan = Orphan::default();
+        let mut runnerless = RunnerlessTenant::default();
         let mut look = || {
-            orphan.last = None;
-            orphan.is_over(lives, segment, far)
+            runnerless.last = None;
+            runnerless.is_over(lives, segment, far)
         };
         assert!(!look() && !look() && !look());
         let id = |slot: usize| segment.procs[slot].id.load(Relaxed);
@@ -239,15 +242,15 @@ mod tests {
         let forge = |s: &ProcSlot| s.id.store(1 << 23, Relaxed);
         segment.procs.iter().for_each(forge);
         let left = || segment.procs.iter().filter(|s| s.id.load(Relaxed) != 0);
-        let mut orphan = Orphan::default();
+        let mut runnerless = RunnerlessTenant::default();
         let mut before = left().count();
         while before > 0 {
-            assert!(!orphan.is_over(lives, segment, far));
+            assert!(!runnerless.is_over(lives, segment, far));
             assert!((1..=32).contains(&(before - left().count())));
             before = left().count();
-            orphan.last = None;
+            runnerless.last = None;
         }
-        assert!(orphan.is_over(lives, segment, far));
+        assert!(runnerless.is_over(lives, segment, far));
     }
 
     #[test]

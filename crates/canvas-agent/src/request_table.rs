@@ -33,7 +33,7 @@ pub struct Limits {
 
 /// A request's origin: its process and its index in that process's mailbox.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct From {
+pub struct Origin {
     /// Index of the process.
     pub proc: usize,
     /// Index of the request.
@@ -42,7 +42,7 @@ pub struct From {
 
 /// Result of [`RequestTable::begin`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Begun {
+pub enum Admission {
     /// The operation may run; its number.
     Run(u32),
     /// The operation has this number, and waits for another write of the extent: [`RequestTable::end`] returns it
@@ -127,8 +127,8 @@ impl RequestTable {
     }
 
     /// A thread waits for this prefetch: from here on it is a demand read. False when it is not waiting here.
-    pub fn urge(&mut self, from: From) -> bool {
-        let From { proc, i } = from;
+    pub fn escalate(&mut self, from: Origin) -> bool {
+        let Origin { proc, i } = from;
         if self.waiting[proc] & FETCHES & 1 << i == 0 {
             return false;
         }
@@ -159,7 +159,7 @@ impl RequestTable {
 
     /// The next request to take and its current class, if one may run. The table forgets it: the caller takes it from
     /// the mailbox, and begins it or not.
-    pub fn take(&mut self) -> Option<(From, Class)> {
+    pub fn take(&mut self) -> Option<(Origin, Class)> {
         for class in Class::ALL {
             let at = class as usize;
             if self.running[at] == self.limits[at] {
@@ -171,7 +171,7 @@ impl RequestTable {
                 self.urgent[proc] &= !(1 << i);
                 self.note(proc);
                 self.turn[at] = (proc + 1) % PROCS_MAX;
-                return Some((From { proc, i }, class));
+                return Some((Origin { proc, i }, class));
             }
         }
         None
@@ -202,15 +202,15 @@ impl RequestTable {
     ///
     /// # Panics
     /// When more operations begin than [`RequestTable::take`] allowed.
-    pub fn begin(&mut self, class: Class, kind: Kind, extent: u32) -> Begun {
+    pub fn begin(&mut self, class: Class, kind: Kind, extent: u32) -> Admission {
         let slab = extent / SLAB_EXTENTS as u32;
         let writes = kind == Kind::Write;
         if self.releasing.contains(&slab) || !writes && self.writers.contains_key(&extent) {
-            return Begun::Refused;
+            return Admission::Refused;
         }
         if writes && !self.live.contains(&slab) {
             if self.live.len() >= self.slabs_max {
-                return Begun::NoRoom;
+                return Admission::NoRoom;
             }
             self.live.insert(slab);
         }
@@ -227,10 +227,10 @@ impl RequestTable {
             let writers = self.writers.entry(extent).or_default();
             writers.queue.push_back(id);
             if writers.queue.len() > 1 {
-                return Begun::Waits(id);
+                return Admission::Waits(id);
             }
         }
-        Begun::Run(id)
+        Admission::Run(id)
     }
 
     /// Ends an operation that ran.
@@ -275,7 +275,7 @@ impl RequestTable {
     }
 
     /// Whether the extent is in a slab that holds data.
-    pub fn knows(&self, extent: u32) -> bool {
+    pub fn has_data(&self, extent: u32) -> bool {
         self.live.contains(&(extent / SLAB_EXTENTS as u32))
     }
 

@@ -81,32 +81,36 @@ impl RoundRobin {
     }
 }
 
-/// Vain notifications tolerated before a tenant is polled less often.
-const VAIN_MAX: u32 = 64;
+/// Spurious notifications tolerated before a tenant is polled less often.
+const SPURIOUS_MAX: u32 = 64;
 /// How often such a tenant is polled.
-pub const VAIN_PAUSE: Duration = Duration::from_millis(1);
+pub const SPURIOUS_PAUSE: Duration = Duration::from_millis(1);
 /// Notifications that are further apart are free.
-const VAIN_APART: Duration = Duration::from_millis(100);
+const SPURIOUS_APART: Duration = Duration::from_millis(100);
 
 /// Rates a tenant's notifications. A program notifies after it has posted, so there is usually work; one that
 /// repeatedly notifies without work would keep the thread from sleeping.
 #[derive(Clone, Default, Debug)]
-pub struct Rings {
-    vain: u32,
+pub struct NotifyThrottle {
+    spurious: u32,
 }
 
-impl Rings {
+impl NotifyThrottle {
     /// A notification found work.
-    pub fn answered(&mut self) {
-        self.vain = 0;
+    pub fn found_work(&mut self) {
+        self.spurious = 0;
     }
 
     /// A notification found no work, `since` the last such one. True when the tenant is not to be polled for
-    /// [`VAIN_PAUSE`].
-    pub fn in_vain(&mut self, since: Duration) -> bool {
-        self.vain = if since > VAIN_APART { 1 } else { self.vain + 1 };
-        self.vain = self.vain.min(VAIN_MAX);
-        self.vain == VAIN_MAX
+    /// [`SPURIOUS_PAUSE`].
+    pub fn found_nothing(&mut self, since: Duration) -> bool {
+        self.spurious = if since > SPURIOUS_APART {
+            1
+        } else {
+            self.spurious + 1
+        };
+        self.spurious = self.spurious.min(SPURIOUS_MAX);
+        self.spurious == SPURIOUS_MAX
     }
 }
 
@@ -216,13 +220,14 @@ mod tests {
 
     #[test]
     fn who_rings_for_nothing_again_and_again_is_left_alone() {
-        let mut r = Rings::default();
+        let mut r = NotifyThrottle::default();
         let soon = Duration::from_micros(20);
-        let many = |r: &mut Rings, n: u32| (0..n).filter(|_| r.in_vain(soon)).count();
-        assert_eq!(many(&mut r, VAIN_MAX - 1), 0);
+        let many =
+            |r: &mut NotifyThrottle, n: u32| (0..n).filter(|_| r.found_nothing(soon)).count();
+        assert_eq!(many(&mut r, SPURIOUS_MAX - 1), 0);
         assert_eq!(many(&mut r, 3), 3);
-        r.answered();
-        assert_eq!(many(&mut r, VAIN_MAX - 1), 0);
-        assert!(!r.in_vain(Duration::from_secs(1)), "long ago");
+        r.found_work();
+        assert_eq!(many(&mut r, SPURIOUS_MAX - 1), 0);
+        assert!(!r.found_nothing(Duration::from_secs(1)), "long ago");
     }
 }

@@ -20,7 +20,7 @@ pub const KEY_BYTES: usize = 32;
 
 /// Why an extent cannot be sealed or opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Bad {
+pub enum SealError {
     /// The header is invalid.
     Header,
     /// This line of the directory is invalid.
@@ -31,13 +31,13 @@ pub enum Bad {
     Seal,
 }
 
-impl std::fmt::Display for Bad {
+impl std::fmt::Display for SealError {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         match self {
-            Bad::Header => f.write_str("its header is invalid"),
-            Bad::Line(i) => write!(f, "line {i} of its directory is invalid"),
-            Bad::Overlap => f.write_str("two of its records overlap"),
-            Bad::Seal => f.write_str("it does not verify"),
+            SealError::Header => f.write_str("its header is invalid"),
+            SealError::Line(i) => write!(f, "line {i} of its directory is invalid"),
+            SealError::Overlap => f.write_str("two of its records overlap"),
+            SealError::Seal => f.write_str("it does not verify"),
         }
     }
 }
@@ -53,7 +53,7 @@ impl Sealer {
 
     /// Seals an extent in place; bytes that no line of the directory names become zero. No other thread may write the
     /// bytes. When they are not a valid extent, they stay unchanged and the error says why.
-    pub fn seal(&self, extent: u32, seal: u64, bytes: &mut [u8]) -> Result<(), Bad> {
+    pub fn seal(&self, extent: u32, seal: u64, bytes: &mut [u8]) -> Result<(), SealError> {
         let (n, ranges) = layout(bytes)?;
         let directory = directory_bytes(n);
         let mut end = directory + TAG_BYTES;
@@ -80,22 +80,22 @@ impl Sealer {
         seal: u64,
         offset: usize,
         bytes: &mut [u8],
-    ) -> Result<(), Bad> {
+    ) -> Result<(), SealError> {
         self.open_one((extent, seal), offset, &[], bytes)
     }
 
     /// Opens the first bytes of an extent in place: the directory, and the records that end within `bytes`. A record
     /// that is cut off becomes zeros.
-    pub fn open_extent(&self, extent: u32, seal: u64, bytes: &mut [u8]) -> Result<(), Bad> {
-        let n = records(bytes).ok_or(Bad::Seal)?;
+    pub fn open_extent(&self, extent: u32, seal: u64, bytes: &mut [u8]) -> Result<(), SealError> {
+        let n = records(bytes).ok_or(SealError::Seal)?;
         let directory = directory_bytes(n) + TAG_BYTES;
         let (header, rest) = bytes.split_at_mut(HEADER);
         let named = (extent, seal);
-        let sealed = rest.get_mut(..directory - HEADER).ok_or(Bad::Seal)?;
+        let sealed = rest.get_mut(..directory - HEADER).ok_or(SealError::Seal)?;
         self.open_one(named, HEADER, header, sealed)?;
         for i in 0..n {
             // It verified, so it is a directory that `seal` accepted.
-            let range = line(bytes, n, i).ok_or(Bad::Seal)?.range();
+            let range = line(bytes, n, i).ok_or(SealError::Seal)?.range();
             if range.end <= bytes.len() {
                 self.open_one(named, range.start, &[], &mut bytes[range])?;
             } else if range.start < bytes.len() {
@@ -111,9 +111,9 @@ impl Sealer {
         offset: usize,
         header: &[u8],
         bytes: &mut [u8],
-    ) -> Result<(), Bad> {
+    ) -> Result<(), SealError> {
         let opened = self.0.open(named, offset, header, bytes);
-        opened.map_err(|_| Bad::Seal)
+        opened.map_err(|_| SealError::Seal)
     }
 }
 
@@ -121,19 +121,19 @@ impl Sealer {
 type Ranges = [(usize, usize); RECORDS_MAX];
 
 /// Number of records, and their ranges. Two overlapping records would be sealed with one nonce.
-fn layout(bytes: &[u8]) -> Result<(usize, Ranges), Bad> {
+fn layout(bytes: &[u8]) -> Result<(usize, Ranges), SealError> {
     if bytes.len() != EXTENT_BYTES {
-        return Err(Bad::Header);
+        return Err(SealError::Header);
     }
-    let n = records(bytes).ok_or(Bad::Header)?;
+    let n = records(bytes).ok_or(SealError::Header)?;
     let mut ranges = [(0, 0); RECORDS_MAX];
     for (i, place) in ranges[..n].iter_mut().enumerate() {
-        let range = line(bytes, n, i).ok_or(Bad::Line(i))?.range();
+        let range = line(bytes, n, i).ok_or(SealError::Line(i))?.range();
         *place = (range.start, range.end);
     }
     ranges[..n].sort_unstable();
     if ranges[..n].windows(2).any(|w| w[0].1 > w[1].0) {
-        return Err(Bad::Overlap);
+        return Err(SealError::Overlap);
     }
     Ok((n, ranges))
 }
@@ -212,19 +212,27 @@ mod tests {
         };
         let offset = lines[0].offset as usize;
         assert_eq!(open(&sealer, 9, 3, offset), Ok(()));
-        assert_eq!(open(&sealer, 8, 3, offset), Err(Bad::Seal), "extent");
-        assert_eq!(open(&sealer, 9, 2, offset), Err(Bad::Seal), "version");
-        assert_eq!(open(&sealer, 9, 3, offset - 16), Err(Bad::Seal), "place");
+        assert_eq!(open(&sealer, 8, 3, offset), Err(SealError::Seal), "extent");
+        assert_eq!(open(&sealer, 9, 2, offset), Err(SealError::Seal), "version");
+        assert_eq!(
+            open(&sealer, 9, 3, offset - 16),
+            Err(SealError::Seal),
+            "place"
+        );
         let other = Sealer::new(&KEY, [1; 16]);
-        assert_eq!(open(&other, 9, 3, offset), Err(Bad::Seal), "tenant");
+        assert_eq!(open(&other, 9, 3, offset), Err(SealError::Seal), "tenant");
         let other = Sealer::new(&[8; KEY_BYTES], TENANT);
-        assert_eq!(open(&other, 9, 3, offset), Err(Bad::Seal), "key");
+        assert_eq!(open(&other, 9, 3, offset), Err(SealError::Seal), "key");
         // Every significant byte is covered.
         let used = (0..directory_bytes(2) + TAG_BYTES).chain(lines[1].range().start..EXTENT_BYTES);
         for at in used.step_by(7) {
             let mut bad = sealed.clone();
             bad[at] ^= 4;
-            assert_eq!(sealer.open_extent(9, 3, &mut bad), Err(Bad::Seal), "{at}");
+            assert_eq!(
+                sealer.open_extent(9, 3, &mut bad),
+                Err(SealError::Seal),
+                "{at}"
+            );
         }
     }
 
@@ -255,17 +263,17 @@ mod tests {
             assert!(bytes == before);
             why
         };
-        assert_eq!(refused(&|b| b[0] ^= 1), Bad::Header);
-        assert_eq!(refused(&|b| b[4] = 200), Bad::Header);
-        assert_eq!(refused(&|b| b[4] = 3), Bad::Line(2));
-        assert_eq!(refused(&|b| b[24..26].fill(0xff)), Bad::Line(0));
+        assert_eq!(refused(&|b| b[0] ^= 1), SealError::Header);
+        assert_eq!(refused(&|b| b[4] = 200), SealError::Header);
+        assert_eq!(refused(&|b| b[4] = 3), SealError::Line(2));
+        assert_eq!(refused(&|b| b[24..26].fill(0xff)), SealError::Line(0));
         // The second record in the first one's place: one nonce for two plaintexts.
         let place = (lines[0].offset / 16) as u16;
         assert_eq!(
             refused(&|b| b[40..42].copy_from_slice(&place.to_le_bytes())),
-            Bad::Overlap
+            SealError::Overlap
         );
-        assert_eq!(sealer.seal(0, 1, &mut [0; 64]), Err(Bad::Header));
+        assert_eq!(sealer.seal(0, 1, &mut [0; 64]), Err(SealError::Header));
     }
 
     #[test]

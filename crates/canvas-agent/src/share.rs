@@ -12,9 +12,9 @@ pub use canvas_control::share::{RATE_MIN, Share, WEIGHT, WEIGHT_MAX};
 
 /// A share that one thread changes and another one uses.
 ///
-/// Checking for a change costs one load ([`Live::version`]).
+/// Checking for a change costs one load ([`LiveShare::version`]).
 #[derive(Clone, Debug, Default)]
-pub struct Live(Arc<Inner>);
+pub struct LiveShare(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -22,10 +22,10 @@ struct Inner {
     share: Mutex<Share>,
 }
 
-impl Live {
+impl LiveShare {
     /// Starts with `share`.
-    pub fn new(share: Share) -> Live {
-        let live = Live::default();
+    pub fn new(share: Share) -> LiveShare {
+        let live = LiveShare::default();
         live.set(share);
         live
     }
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn who_looks_learns_of_each_change_and_of_nothing_else() {
-        let live = Live::new(Share::default());
+        let live = LiveShare::new(Share::default());
         let before = live.version();
         live.set(Share::default());
         assert_eq!((live.version(), live.get()), (before, Share::default()));

@@ -7,13 +7,13 @@ use canvas_shm::far::SLAB_EXTENTS;
 
 use crate::block::Block;
 pub use crate::direct::Direct;
-use crate::dispatch::Lane;
+use crate::dispatch::IoLink;
 
-/// One transfer over a lane, in the unit of [`Store::lane`].
-pub const ONCE: u32 = 840;
+/// One transfer over a link, in the unit of [`Store::link`].
+pub const TRANSFER_COST: u32 = 840;
 
 /// How many moves of its own a store has under way at a time.
-pub const OWN_MAX: usize = canvas_place::replicas::REPAIRS;
+pub const MOVES_MAX: usize = canvas_place::replicas::REPAIRS;
 
 /// The extent's slab, and its index there.
 pub(crate) fn place(extent: u32) -> (u32, usize) {
@@ -37,7 +37,7 @@ pub enum Outcome {
 
 /// What a line of a store is about; the log bounds the lines about each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum About {
+pub enum LogTopic {
     /// A copy does not verify.
     Corrupt,
     /// The far directory's file system is full.
@@ -68,20 +68,20 @@ pub enum Event {
         /// The buffer; bytes that were read are at their offset in the extent.
         block: Block,
     },
-    /// The part of a write that was allowed to go has arrived; more is left ([`Store::write_on`]).
-    Part(u32),
-    /// The store wants to move bytes of its own, to repair copies ([`Store::move_own`]). Each of the [`OWN_MAX`] slots
-    /// has at most one such request at a time.
-    Wants {
+    /// The part of a write that was allowed to go has arrived; more is left ([`Store::continue_write`]).
+    WriteAdvanced(u32),
+    /// The store wants to move bytes of its own, to repair copies ([`Store::grant_move`]). Each of the [`MOVES_MAX`]
+    /// slots has at most one such request at a time.
+    MoveWanted {
         /// Index of the slot.
         slot: u32,
         /// Links that the move needs.
-        lane: Lane,
+        link: IoLink,
         /// Bytes left.
         bytes: u32,
     },
     /// A move of a slot has ended, or (not `ok`) was given up.
-    Moved {
+    MoveEnded {
         /// Index of the slot.
         slot: u32,
         /// The bytes were transferred.
@@ -90,7 +90,7 @@ pub enum Event {
     /// The store keeps nothing of the slab any more.
     Freed(u32),
     /// A message for the log.
-    Line(About, String),
+    Log(LogTopic, String),
     /// Counts of repaired slabs, failovers and degraded slabs.
     Health {
         /// Slabs whose lost copy was rebuilt since the last report.
@@ -105,26 +105,26 @@ pub enum Event {
 /// Keeps sealed extents. The store does not interpret the bytes; the reader verifies them.
 ///
 /// The caller has at most one writing operation on an extent at a time, frees a slab only when none of its operations
-/// is under way, and bounds the number of operations. No call blocks except [`Store::leave`].
+/// is under way, and bounds the number of operations. No call blocks except [`Store::free_all`].
 pub trait Store {
     /// Writes an extent. Over a link its first `to` bytes may go now; when they have arrived and a donor accepts more,
-    /// [`Event::Part`] reports it. A store that needs no link writes the whole extent at once.
+    /// [`Event::WriteAdvanced`] reports it. A store that needs no link writes the whole extent at once.
     fn write(&mut self, id: u32, extent: u32, block: Block, to: usize);
-    /// After [`Event::Part`]: the write may continue up to byte `to`.
-    fn write_on(&mut self, _id: u32, _to: usize) {
-        debug_assert!(false, "told of no Event::Part");
+    /// After [`Event::WriteAdvanced`]: the write may continue up to byte `to`.
+    fn continue_write(&mut self, _id: u32, _to: usize) {
+        debug_assert!(false, "no Event::WriteAdvanced was reported");
     }
-    /// After [`Event::Wants`]: `bytes` of them may move now. [`Event::Moved`] follows.
-    fn move_own(&mut self, _slot: u32, _bytes: usize) {
-        debug_assert!(false, "told of no Event::Wants");
+    /// After [`Event::MoveWanted`]: `bytes` of them may move now. [`Event::MoveEnded`] follows.
+    fn grant_move(&mut self, _slot: u32, _bytes: usize) {
+        debug_assert!(false, "no Event::MoveWanted was reported");
     }
     /// Reads a range of an extent from copy number `copy`, 0 being the preferred one. The store may read beyond the
     /// range; the bytes before it stay unchanged in `block` or become the copy's.
     fn read(&mut self, id: u32, extent: u32, range: Range<usize>, copy: usize, block: Block);
-    /// The links that operation `id`, a write of an extent or a read, uses, and its cost: [`ONCE`] for each transfer.
-    /// The caller starts the operation next, when its turn has come; for an operation in pieces it asks before each
-    /// piece.
-    fn lane(&mut self, id: u32, extent: u32, writes: bool) -> (Lane, u32);
+    /// The links that operation `id`, a write of an extent or a read, uses, and its cost: [`TRANSFER_COST`] for each
+    /// transfer. The caller starts the operation next, when its turn has come; for an operation in pieces it asks
+    /// before each piece.
+    fn link(&mut self, id: u32, extent: u32, writes: bool) -> (IoLink, u32);
     /// Frees a slab.
     fn free(&mut self, slab: u32);
     /// Appends what has happened to `events`, and does work that is due.
@@ -139,7 +139,7 @@ pub trait Store {
     }
     /// The tenant has ended: frees what donors keep for it, as far as that is possible within `patience`. The only call
     /// that blocks, and the last one.
-    fn leave(&mut self, _patience: Duration) {}
+    fn free_all(&mut self, _patience: Duration) {}
     /// Whether no operation on a local disk is under way. One that is could land after a write of the next agent.
     fn is_quiet(&self) -> bool {
         true

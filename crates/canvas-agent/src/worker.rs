@@ -18,7 +18,7 @@ use crate::journal::Journal;
 use crate::numbers::SealNumbers;
 use crate::replicas::{self, Replicas};
 use crate::seal::Sealer;
-use crate::share::Live;
+use crate::share::LiveShare;
 use crate::{Agent, Setup};
 use canvas_gossip::GossipError;
 use canvas_link::Address;
@@ -30,7 +30,7 @@ use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
 
 use crate::finder::Finder;
-use crate::members::Orphan;
+use crate::members::RunnerlessTenant;
 use canvas_control::text::reason;
 use canvas_types::units::Amount;
 
@@ -135,7 +135,7 @@ pub fn serve(args: &Config) -> Result<(), WorkerError> {
         again.map_err(fail("its journal"))
     };
     let notes = again()?;
-    let share = Live::new(notes.share().unwrap_or_default());
+    let share = LiveShare::new(notes.share().unwrap_or_default());
     let copies = notes.copies().ok_or(Errno::ENODATA);
     let copies = LiveCopies::new(copies.map_err(fail("its copies"))?);
     let follows = (share.clone(), copies.clone());
@@ -165,12 +165,12 @@ pub fn serve(args: &Config) -> Result<(), WorkerError> {
         share,
     };
     let dispatch = Dispatch::new().with_timeliness(args.timeliness);
-    let mut orphan = Orphan::default();
+    let mut runnerless = RunnerlessTenant::default();
     let lives = Lives::of(&segment_fd);
     let is_over = || match runner.load(SeqCst) {
         RUNNING => false,
         RUN_OVER => true,
-        _ => orphan.is_over(lives, segment, far),
+        _ => runnerless.is_over(lives, segment, far),
     };
     if args.servers.is_empty() && args.seeds.is_empty() {
         let disk = disk.ok_or(WorkerError::NoPlace)?;
@@ -196,7 +196,7 @@ pub fn serve(args: &Config) -> Result<(), WorkerError> {
         let store = Replicas::new(far, tenant, config, journal, disk, waker).map_err(threads)?;
         let mut agent = Agent::new(setup, store);
         agent.serve(dispatch, is_over);
-        agent.leave();
+        agent.free_all();
     }
     Ok(())
 }
@@ -226,7 +226,7 @@ fn watch(
     mut control: File,
     waker: Waker,
     notes: Journal,
-    (share, copies): (Live, LiveCopies),
+    (share, copies): (LiveShare, LiveCopies),
 ) -> std::io::Result<Arc<AtomicU8>> {
     let state = Arc::new(AtomicU8::new(RUNNING));
     let ours = state.clone();

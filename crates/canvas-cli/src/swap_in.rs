@@ -7,7 +7,7 @@ pub mod system;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use canvas_place::swap_in::{Piece, Why, calls, judge, room};
+use canvas_place::swap_in::{Piece, SwapInBlocker, calls, judge, room};
 use canvas_sys::process::RANGES_MAX;
 use canvas_types::{PAGE_SIZE, exit};
 use serde::Serialize;
@@ -99,7 +99,7 @@ enum End {
     /// Free memory is down to its limit.
     NoRoom,
     /// Pages are being swapped out, or programs wait for memory.
-    Busy(Why),
+    Busy(SwapInBlocker),
     /// A signal came.
     Stopped(Failure),
 }
@@ -174,7 +174,9 @@ impl<'a> Sweep<'a> {
             let (look, now) = before.look()?;
             match judge(&look, free) {
                 // A single sweep was requested by the user, so it does what it can.
-                Err(why @ (Why::PagesLeave | Why::Pressure)) if self.args.watch => {
+                Err(why @ (SwapInBlocker::PagesLeave | SwapInBlocker::Pressure))
+                    if self.args.watch =>
+                {
                     break End::Busy(why);
                 }
                 _ => {}

@@ -9,7 +9,7 @@ use canvas_control::names::Name;
 use canvas_control::wire::Stat;
 use canvas_host::HostMemory;
 use canvas_place::replicas::Policy;
-use canvas_place::tune::{Change, Look, Tuner, Verdict};
+use canvas_place::tune::{Change, RunSample, Tuner, Verdict};
 use canvas_types::exit;
 use canvas_types::units::Size;
 use serde::Serialize;
@@ -151,14 +151,14 @@ fn tune(args: &TuneArgs, tuned: &mut Tuned, name: &Name, before: &Stat, now: &St
     told
 }
 
-fn look_of(before: &Stat, now: &Stat, elapsed_ns: u64, has_donors: bool) -> Look {
+fn look_of(before: &Stat, now: &Stat, elapsed_ns: u64, has_donors: bool) -> RunSample {
     let (limits, used) = (&now.status.limits, &now.status.used);
     let far = now.status.far.as_ref();
     let earlier = before.status.far.as_ref();
     let since = |of: fn(&canvas_control::wire::Far) -> u64| {
         far.map_or(0, of).saturating_sub(earlier.map_or(0, of))
     };
-    Look {
+    RunSample {
         elapsed_s: elapsed_ns as f64 / 1e9,
         reads: since(|f| f.fault_reads),
         read_ns: since(|f| f.fault_read_ns),

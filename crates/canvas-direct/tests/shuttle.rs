@@ -2,7 +2,7 @@
 //! once.
 #![cfg(feature = "shuttle")]
 
-use canvas_direct::client::turn::{Changed, Claimers, Threads, Turn};
+use canvas_direct::client::handoff::{ClaimerState, Handoff, NotifyThread, ThreadCommand};
 use shuttle::rand::Rng;
 use shuttle::sync::Arc;
 use shuttle::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -10,7 +10,7 @@ use shuttle::thread;
 
 #[derive(Clone)]
 struct Pair {
-    turn: Arc<Turn>,
+    handoff: Arc<Handoff>,
     /// A thread works on it.
     busy: Arc<AtomicBool>,
     /// Queue pairs created, and ended.
@@ -30,7 +30,7 @@ impl Pair {
     fn serve(&self) {
         loop {
             let over = self.over.load(Ordering::SeqCst);
-            let Some(what) = self.turn.threads() else {
+            let Some(what) = self.handoff.command() else {
                 if over {
                     return;
                 }
@@ -40,20 +40,20 @@ impl Pair {
             self.work();
             let fails = shuttle::rand::thread_rng().gen_bool(0.3);
             let done = match what {
-                Threads::Make if fails => Claimers::Failed,
-                Threads::Make => {
+                ThreadCommand::Make if fails => ClaimerState::Failed,
+                ThreadCommand::Make => {
                     self.made.fetch_add(1, Ordering::SeqCst);
-                    Claimers::Made
+                    ClaimerState::Made
                 }
-                Threads::Connect if fails => Claimers::Failed,
-                Threads::Connect => Claimers::Ready,
-                Threads::End => {
+                ThreadCommand::Connect if fails => ClaimerState::Failed,
+                ThreadCommand::Connect => ClaimerState::Ready,
+                ThreadCommand::End => {
                     // One that could not be created is ended as well.
                     self.ended.fetch_add(1, Ordering::SeqCst);
-                    Claimers::None
+                    ClaimerState::None
                 }
             };
-            self.turn.give_back(done);
+            self.handoff.complete(done);
         }
     }
 
@@ -61,27 +61,27 @@ impl Pair {
     fn claim(&self) -> u32 {
         let mut made = 0;
         for _ in 0..8 {
-            match self.turn.claimers() {
-                Ok(Some(Claimers::None)) => {
+            match self.handoff.claimer_state() {
+                Ok(Some(ClaimerState::None)) => {
                     self.work();
                     made += 1;
-                    self.turn.give(Threads::Make);
+                    self.handoff.hand_over(ThreadCommand::Make);
                 }
-                Ok(Some(Claimers::Made)) => {
+                Ok(Some(ClaimerState::Made)) => {
                     self.work();
-                    self.turn.give(Threads::Connect);
+                    self.handoff.hand_over(ThreadCommand::Connect);
                 }
-                Ok(Some(Claimers::Ready)) => self.work(),
-                Ok(Some(Claimers::Failed)) => self.turn.give(Threads::End),
-                Ok(None) | Err(Changed) => {}
+                Ok(Some(ClaimerState::Ready)) => self.work(),
+                Ok(Some(ClaimerState::Failed)) => self.handoff.hand_over(ThreadCommand::End),
+                Ok(None) | Err(NotifyThread) => {}
             }
             if shuttle::rand::thread_rng().gen_bool(0.2) {
-                let _ = self.turn.let_go();
+                let _ = self.handoff.end();
             }
             thread::yield_now();
         }
-        while self.turn.claimers() != Ok(Some(Claimers::None)) {
-            let _ = self.turn.let_go();
+        while self.handoff.claimer_state() != Ok(Some(ClaimerState::None)) {
+            let _ = self.handoff.end();
             thread::yield_now();
         }
         made
@@ -93,7 +93,7 @@ fn a_queue_pair_is_one_threads_at_a_time_and_ended_once() {
     shuttle::check_random(
         || {
             let pair = Pair {
-                turn: Arc::new(Turn::new()),
+                handoff: Arc::new(Handoff::new()),
                 busy: Arc::new(AtomicBool::new(false)),
                 made: Arc::new(AtomicU32::new(0)),
                 ended: Arc::new(AtomicU32::new(0)),

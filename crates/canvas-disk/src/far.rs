@@ -20,10 +20,10 @@ use canvas_core::swap::{Chosen, LocalPool, PoolBudget};
 use canvas_direct::client::pairs::NoPairs;
 use canvas_direct::client::{Lanes, Process};
 use canvas_shm::far::{EXTENT_BYTES, EXTENTS_MAX, SLAB_EXTENTS, SLABS_MAX};
-use canvas_shm::mailbox::{Ask, Mailbox, Status};
+use canvas_shm::mailbox::{Mailbox, RequestFields, Status};
 use canvas_shm::{Counter, Far, ProcSlot, Segment, lives};
 use canvas_sys::{Errno, gate, proc};
-use canvas_types::{DeepPlace, SwapEntry};
+use canvas_types::{ExtentRef, SwapEntry};
 
 use crate::pool::{Lz4, PoolStore, Slots, entry_of, has_copy, pause, thread_number};
 use crate::sys::lazy::LazyArray;
@@ -59,19 +59,19 @@ pub struct Tenant {
 
 /// An entry among a tenant's processes, with its mailbox.
 #[derive(Clone, Copy)]
-pub struct Place {
+pub struct ProcessEntry {
     segment: &'static Segment,
     far: &'static Far,
     slot: &'static ProcSlot,
 }
 
-impl Place {
+impl ProcessEntry {
     /// Takes an entry for this process, in the tenant with the segment in `fd`.
     pub fn take(
         fd: impl AsFd,
         segment: &'static Segment,
         far: &'static Far,
-    ) -> Result<Place, Errno> {
+    ) -> Result<ProcessEntry, Errno> {
         let id = live_in(fd, segment)?;
         let slot = segment.procs.iter().find(|s| s.take(id)).ok_or(NO_PLACE)?;
         let index = segment.index_of(slot);
@@ -80,7 +80,7 @@ impl Place {
         far.mailboxes[index].reset();
         far.drop_process(index);
         far.set_born(index, 0);
-        Ok(Place { segment, far, slot })
+        Ok(ProcessEntry { segment, far, slot })
     }
 
     /// Takes over the entry of process `pid` with all its far memory: of a process that has ended
@@ -90,13 +90,13 @@ impl Place {
         segment: &'static Segment,
         far: &'static Far,
         pid: u32,
-    ) -> Option<Place> {
+    ) -> Option<ProcessEntry> {
         let slot = segment.procs.iter().find(|s| s.pid.load(Acquire) == pid)?;
         let (theirs, ours) = (slot.identity()?, live_in(fd, segment).ok()?);
         let turn = slot.id.compare_exchange(theirs, ours, AcqRel, Relaxed);
         turn.ok()?;
         slot.pid.store(proc::pid(), Release);
-        Some(Place { segment, far, slot })
+        Some(ProcessEntry { segment, far, slot })
     }
 
     /// Releases the entry and its far memory.
@@ -120,12 +120,12 @@ impl Tenant {
         segment: &'static Segment,
         far: &'static Far,
     ) -> Result<Tenant, Errno> {
-        Tenant::at(Place::take(fd, segment, far)?)
+        Tenant::at(ProcessEntry::take(fd, segment, far)?)
     }
 
     /// The tenant at an entry that was taken.
-    pub fn at(place: Place) -> Result<Tenant, Errno> {
-        let Place { segment, far, slot } = place;
+    pub fn at(place: ProcessEntry) -> Result<Tenant, Errno> {
+        let ProcessEntry { segment, far, slot } = place;
         let index = segment.index_of(slot);
         Ok(Tenant {
             segment,
@@ -152,7 +152,7 @@ impl Tenant {
         self.far.wait_ms_max.store(0, Relaxed);
         self.lanes.close(&Ours);
         let (segment, far, slot) = (self.segment, self.far, self.slot);
-        Place { segment, far, slot }.leave();
+        ProcessEntry { segment, far, slot }.leave();
     }
 
     /// Starts to take over what another process had at this entry.
@@ -162,17 +162,17 @@ impl Tenant {
         self.segment.charge_pool_past_bound(self.slot, -charged);
         let book = self.book();
         if (self.far).take_over_slabs(self.index, |slab| book.take_over(slab)) {
-            self.ring();
+            self.notify_agent();
         }
     }
 
     /// Records that an entry names a copy there; false if there can be none.
-    pub(crate) fn keep(&self, place: DeepPlace) -> bool {
+    pub(crate) fn keep(&self, place: ExtentRef) -> bool {
         self.book().take_over_extent(place.extent)
     }
 
     /// Records that the entry does not name it any more.
-    pub(crate) fn keep_not(&self, place: DeepPlace) {
+    pub(crate) fn release_extent(&self, place: ExtentRef) {
         self.book().unhold(place.extent, &OurSlabs(self));
     }
 
@@ -216,8 +216,8 @@ impl Tenant {
         }
     }
 
-    fn ring(&self) {
-        if self.far.ring(self.index) {
+    fn notify_agent(&self) {
+        if self.far.notify(self.index) {
             proc::futex_wake(&self.far.asleep, 1);
         }
     }
@@ -267,7 +267,7 @@ impl Slabs for OurSlabs<'_> {
     }
     fn give_up(&self, slab: u32) {
         if self.0.far.drop_slab(slab, self.0.index) {
-            self.0.ring();
+            self.0.notify_agent();
         }
     }
     fn others(&self, slab: u32, on: &mut dyn FnMut(Span)) -> bool {
@@ -320,7 +320,7 @@ impl PoolBudget for Bound<'_> {
             }
         }
     }
-    fn deep_gone(&self, place: DeepPlace) {
+    fn drop_extent_ref(&self, place: ExtentRef) {
         if let Bound::Tenant(t) = self {
             t.book().unhold(place.extent, &OurSlabs(t));
         }
@@ -337,7 +337,7 @@ pub struct Seen {
 
 impl Pages for PoolStore<'_> {
     type Seen = Seen;
-    fn look(&self, page: u32) -> Option<Seen> {
+    fn read_state(&self, page: u32) -> Option<Seen> {
         let state = self.states.get(page as usize)?.load(Acquire);
         let stored = has_copy(self.record(entry_of(page)));
         Some(Seen {
@@ -369,22 +369,22 @@ impl Pages for PoolStore<'_> {
     fn publish(&self, page: u32, seen: Seen, outcome: PageOutcome) {
         let next = match outcome {
             PageOutcome::Unchanged | PageOutcome::NoCopy => seen.state,
-            PageOutcome::InFar => seen.state & !(USED | CAME | ASKED) | BEYOND,
+            PageOutcome::InFarTier => seen.state & !(USED | CAME | ASKED) | BEYOND,
             PageOutcome::InPool => seen.state & !BEYOND,
             PageOutcome::PromotedAhead if seen.state & ASKED != 0 => seen.state & !BEYOND | USED,
             PageOutcome::PromotedAhead => seen.state & !BEYOND | USED | CAME,
         };
         self.states[page as usize].store(next & !BUSY, Release);
     }
-    fn oldest(&self, look_max: Option<usize>, mut take: impl FnMut(u32, Seen) -> bool) {
+    fn oldest(&self, scan_max: Option<usize>, mut take: impl FnMut(u32, Seen) -> bool) {
         let pages = self.high.load(Relaxed);
         // One round clears their use, a second one takes them.
         let rounds = 2 * pages as usize;
-        for _ in 0..look_max.unwrap_or(rounds).min(rounds) {
+        for _ in 0..scan_max.unwrap_or(rounds).min(rounds) {
             // Threads share the position at each page: two that scanned side by side would take what was just used.
             let at = self.hand.load(Relaxed);
             let page = if at < pages { at } else { 0 };
-            let Some(seen) = self.look(page) else {
+            let Some(seen) = self.read_state(page) else {
                 return;
             };
             if Self::location(seen) == (PageLocation::Far { in_far_tier: false }) {
@@ -431,7 +431,7 @@ impl Host for PoolStore<'_> {
         self.tenant
             .map_or(u64::MAX, |t| t.segment.config.pool_bytes.load(Relaxed))
     }
-    fn keeps_places(&self) -> bool {
+    fn keeps_far_copies(&self) -> bool {
         true
     }
     /// There is no other process.
@@ -465,8 +465,8 @@ impl Channel for DiskFar<'_, '_> {
     fn mailbox(&self) -> &Mailbox {
         &self.tenant.far.mailboxes[self.tenant.index]
     }
-    fn ring(&self) {
-        self.tenant.ring();
+    fn notify_agent(&self) {
+        self.tenant.notify_agent();
     }
     fn read<R>(&self, of: &Request, on: impl FnOnce(&[u8; EXTENT_BYTES]) -> R) -> R {
         let mut copy = Box::new([0; EXTENT_BYTES]);
@@ -484,14 +484,14 @@ impl Channel for DiskFar<'_, '_> {
         let far = self.tenant.far;
         far.copy_out(self.tenant.index, of.index(), offset, out);
     }
-    fn read_directly(&self, ask: &Ask, to: &mut [u8]) -> bool {
+    fn read_directly(&self, ask: &RequestFields, to: &mut [u8]) -> bool {
         let tenant = self.tenant;
         tenant.lanes.read(tenant.far, ask, to, &Ours)
     }
     fn sleep(&self, word: &AtomicU32, value: u32, ns: u64) {
         proc::futex_wait(word, value, ns);
     }
-    fn give_way(&self) {
+    fn yield_cpu(&self) {
         gate::give_way();
     }
     fn wait_ns_max(&self) -> u64 {
@@ -542,7 +542,7 @@ pub(crate) fn expect(b: &DiskFar<'_, '_>, pages: Range<u64>) {
     let mut before = None;
     for (i, page) in pages.take(EXPECT_MAX).enumerate() {
         let page = page as u32;
-        let Some(seen) = b.store.look(page) else {
+        let Some(seen) = b.store.read_state(page) else {
             return;
         };
         if PoolStore::location(seen) != (PageLocation::Far { in_far_tier: true })
@@ -550,7 +550,7 @@ pub(crate) fn expect(b: &DiskFar<'_, '_>, pages: Range<u64>) {
         {
             continue;
         }
-        if let Some(place) = b.store.pool.deep_place(entry_of(page)) {
+        if let Some(place) = b.store.pool.extent_ref(entry_of(page)) {
             if before == Some(place.extent) {
                 fetch::fetch(b, place.extent);
             } else if i > 0 {

@@ -11,7 +11,7 @@ use canvas_agent::dispatch::Dispatch;
 use canvas_agent::idle::Waker;
 use canvas_agent::journal::Journal;
 use canvas_agent::numbers::SealNumbers;
-use canvas_agent::share::Live;
+use canvas_agent::share::LiveShare;
 use canvas_agent::{Agent, Setup};
 use canvas_core::swap::Record;
 use canvas_shm::far::{Slab, slab_state};
@@ -21,7 +21,7 @@ use canvas_types::{Codec, PAGE_SIZE};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-use crate::far::{Place, Tenant};
+use crate::far::{ProcessEntry, Tenant};
 use crate::file::DiskFile;
 use crate::model::{PAGES, Seen, compare, op, page_of};
 use crate::pool::{POOL_BYTES_MIN, entry_of};
@@ -63,7 +63,7 @@ fn with_agent<R>(
                 numbers: SealNumbers::new(journal),
                 slabs: Box::new(move || slabs),
                 spin: Duration::ZERO,
-                share: Live::new(Default::default()),
+                share: LiveShare::new(Default::default()),
             };
             let file = tempfile::tempfile().unwrap();
             let disk = Disk::new(vec![file], None, Waker(far)).unwrap();
@@ -106,8 +106,8 @@ fn a_disk_with_far_memory_is_a_disk() {
 }
 
 /// This process's entry, as its next server takes it over.
-fn here(fd: BorrowedFd<'_>, segment: &'static Segment, far: &'static Far) -> Place {
-    Place::take_from(fd, segment, far, std::process::id()).unwrap()
+fn here(fd: BorrowedFd<'_>, segment: &'static Segment, far: &'static Far) -> ProcessEntry {
+    ProcessEntry::take_from(fd, segment, far, std::process::id()).unwrap()
 }
 
 /// After the last process that had it is gone.
@@ -136,7 +136,7 @@ fn all_is_free_in_the_end(fd: BorrowedFd<'_>, segment: &'static Segment, far: &'
 fn a_killed_server_loses_nothing_beyond_the_pool() {
     with_agent(6, |fd, segment, far| {
         // It is passed from one server to the next.
-        Place::take(fd, segment, far).unwrap();
+        ProcessEntry::take(fd, segment, far).unwrap();
         let test = "far_model::a_killed_server_loses_nothing_beyond_the_pool";
         kill_again_and_again(test, Some(fd));
         let stats = &far.stats;
@@ -150,7 +150,7 @@ fn a_killed_server_loses_nothing_beyond_the_pool() {
 fn entries_that_name_no_extent_are_damage() {
     with_agent(4, |fd, segment, far| {
         let file = DiskFile::create(PAGES, POOL_BYTES_MIN).unwrap();
-        let mut place = Some(Place::take(fd, segment, far).unwrap());
+        let mut place = Some(ProcessEntry::take(fd, segment, far).unwrap());
         let mut serve = || {
             let taken = place.take().unwrap_or_else(|| here(fd, segment, far));
             let memory = DiskMemory::of_file(&file).unwrap();
@@ -163,7 +163,7 @@ fn entries_that_name_no_extent_are_damage() {
         for n in 0..PAGES {
             store.write(n, &page(n), &mut scratch).unwrap();
         }
-        while store.pool.deep_place(entry_of(8)).is_none() {
+        while store.pool.extent_ref(entry_of(8)).is_none() {
             store.background_round();
         }
         let entries = file.entries().unwrap();
@@ -178,7 +178,7 @@ fn entries_that_name_no_extent_are_damage() {
         for (n, bits) in wrong {
             assert!(matches!(
                 Record::decode(word(n).load(Relaxed)),
-                Record::Deep(_)
+                Record::InFarTier(_)
             ));
             word(n).fetch_or(bits, Relaxed);
         }
@@ -205,7 +205,7 @@ fn a_disk_with_far_memory_goes_on_where_its_last_server_ended() {
     let case = |servers: Vec<Vec<_>>| {
         let file = DiskFile::create(PAGES, POOL_BYTES_MIN).unwrap();
         let stats = with_agent(6, |fd, segment, far| {
-            let mut place = Some(Place::take(fd, segment, far).unwrap());
+            let mut place = Some(ProcessEntry::take(fd, segment, far).unwrap());
             let stats = compare_servers(&servers, &seen, || {
                 let taken = place.take();
                 let place = taken.unwrap_or_else(|| here(fd, segment, far));

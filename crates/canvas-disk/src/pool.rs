@@ -20,7 +20,7 @@ use canvas_shm::Counter;
 use canvas_shm::mailbox::Status;
 use canvas_sys::{Errno, clmul, lz4, proc};
 use canvas_types::sync::{Threads, backoff};
-use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
+use canvas_types::{Codec, ExtentRef, PAGE_SIZE, PageBuf, SwapEntry};
 
 use crate::far::{self, ASKED, BEYOND, BUSY, Bound, CAME, DiskFar, KNOWN, Tenant, USED};
 use crate::file::DiskFile;
@@ -480,7 +480,7 @@ impl<'m> PoolStore<'m> {
             match (stop, self.far()) {
                 (Stop::Error(e), _) => return Err(e),
                 (Stop::Comes(place), Some(b)) => {
-                    completion::arrives(&b, page as u32, place);
+                    completion::wait_for_arrival(&b, page as u32, place);
                     waited = true;
                 }
                 (Stop::Full, Some(b))
@@ -502,7 +502,7 @@ impl<'m> PoolStore<'m> {
                 if let Some(b) = self.far() {
                     fetch::used(&b, entry);
                     if held.has(CAME) {
-                        fetch::used_beside(self);
+                        fetch::neighbour_used(self);
                     }
                 }
                 held.clear(CAME | ASKED);
@@ -514,21 +514,21 @@ impl<'m> PoolStore<'m> {
                 return Ok(());
             }
             Err(LoadError::Verify) => return Err(self.damaged()),
-            Err(LoadError::Deep(place)) => place,
+            Err(LoadError::InFarTier(place)) => place,
         };
         let Some(b) = self.far() else {
             return Err(self.damaged());
         };
         // It is being promoted, alone or with its whole extent: it either arrives in the pool, or
         // is read afterwards.
-        if !held.waited && channel::is_on_its_way(&b, entry.0 - 1, place) {
+        if !held.waited && channel::is_in_flight(&b, entry.0 - 1, place) {
             return Err(Stop::Comes(place));
         }
         add(&self.counts.far_reads);
         let mut stored = Stored::new();
         match fetch::load(&b, entry, place, out, &mut stored) {
             Ok(()) => {
-                fetch::comes_beside(&b, place.extent);
+                fetch::fetch_neighbours(&b, place.extent);
                 held.clear(ASKED);
                 if fetch::keep(&b, entry, place, &stored) {
                     held.clear(BEYOND);
@@ -569,7 +569,7 @@ impl<'m> PoolStore<'m> {
         }
         let after = self.pool.record(entry);
         // Unchanged contents may still be beyond the pool.
-        if !matches!(after, Record::Deep(_)) {
+        if !matches!(after, Record::InFarTier(_)) {
             held.clear(BEYOND);
         }
         held.clear(CAME | ASKED);
@@ -681,7 +681,7 @@ impl Drop for Held<'_> {
 enum Stop {
     Error(DiskError),
     /// The page is being promoted from there.
-    Comes(DeepPlace),
+    Comes(ExtentRef),
     /// The pool is full.
     Full,
 }

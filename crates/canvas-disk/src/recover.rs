@@ -33,7 +33,7 @@ impl PoolStore<'_> {
         let mut twice = BTreeSet::new();
         for entry in all() {
             let mut adopted = self.pool.adopt(entry);
-            if let Adopted::Here(Some(place)) | Adopted::Beyond(place) = adopted
+            if let Adopted::InPool(Some(place)) | Adopted::InFarTier(place) = adopted
                 && !self.tenant.is_some_and(|t| t.keep(place))
             {
                 self.pool.disown(entry);
@@ -45,10 +45,10 @@ impl PoolStore<'_> {
                 Adopted::SameFilled => {
                     self.counts.same.fetch_add(1, Relaxed);
                 }
-                Adopted::Here(_) => {}
-                Adopted::Beyond(_) => bits |= BEYOND,
+                Adopted::InPool(_) => {}
+                Adopted::InFarTier(_) => bits |= BEYOND,
                 Adopted::Lost => found.lost += 1,
-                Adopted::Twice(slot) => {
+                Adopted::Duplicate(slot) => {
                     found.lost += 1;
                     twice.insert(slot);
                 }
@@ -61,16 +61,16 @@ impl PoolStore<'_> {
             for entry in all() {
                 let record = self.pool.record(entry);
                 if matches!(record, Record::Stored { slot, .. } if twice.contains(&slot)) {
-                    let home = self.pool.home_place(entry);
+                    let home = self.pool.home_ref(entry);
                     self.pool.disown(entry);
                     if let (Some(tenant), Some(place)) = (self.tenant, home) {
-                        tenant.keep_not(place);
+                        tenant.release_extent(place);
                     }
                     found.lost += 1;
                 }
             }
         }
-        self.pool.settle();
+        self.pool.finish_recovery();
         if let Some(tenant) = self.tenant {
             tenant.taken_over();
         }

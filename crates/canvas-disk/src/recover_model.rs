@@ -20,7 +20,7 @@ use nix::unistd::ftruncate;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-use crate::far::{Place, Tenant};
+use crate::far::{ProcessEntry, Tenant};
 use crate::file::DiskFile;
 use crate::model::{Op, PAGES, Pair, Seen, op, page_of};
 use crate::pool::{POOL_BYTES_MIN, entry_of};
@@ -34,12 +34,7 @@ fn check_extents(store: &PoolStore<'_>) {
         return;
     };
     let entries = (0..store.pages() as u32).map(entry_of);
-    let place = |entry| {
-        store
-            .pool
-            .deep_place(entry)
-            .or(store.pool.home_place(entry))
-    };
+    let place = |entry| store.pool.extent_ref(entry).or(store.pool.home_ref(entry));
     let named: BTreeSet<u32> = entries.filter_map(place).map(|p| p.extent).collect();
     assert_eq!(tenant.kept_extents(), named.len() as u64);
 }
@@ -282,7 +277,7 @@ fn taken_over(file: &DiskFile, far: Option<&Far>) -> PoolStore<'static> {
     let mut memory = DiskMemory::of_file(file).unwrap();
     if let Some(Far { fd, from }) = far {
         let (segment, area) = (Segment::map(fd).unwrap(), canvas_shm::Far::map(fd).unwrap());
-        let place = Place::take_from(fd, segment, area, *from).unwrap();
+        let place = ProcessEntry::take_from(fd, segment, area, *from).unwrap();
         memory = memory.with_tenant(Tenant::at(place).unwrap());
     }
     PoolStore::new(Box::leak(memory), Codec::Lz4)

@@ -5,7 +5,7 @@
 //!                 │        ▲
 //!      registry ◄─┘        │ calls (eviction)
 //!         ▲                │
-//!         └──── keeper: every 100 ms: samples memory, ends leases, evicts, writes the state file
+//!         └──── watchdog: every 100 ms: samples memory, ends leases, evicts, writes the state file
 //! ```
 //!
 //! * [`slab`]: the memory of one slab, and which of its pages were written;
@@ -14,7 +14,7 @@
 //!   knows;
 //! * [`link`]: the thread of a link, from handshake to end;
 //! * `lanes`: programs' direct read channels; [`link`] has their threads as well;
-//! * [`keeper`]: the watchdog over memory, leases and evictions;
+//! * [`watchdog`]: memory, leases and evictions;
 //! * [`state`]: what an operator sees;
 //! * [`StartError`]: why a donor does not start.
 //!
@@ -29,7 +29,6 @@
 
 mod error;
 pub mod handshakes;
-mod keeper;
 mod lanes;
 pub mod link;
 mod outbox;
@@ -38,6 +37,7 @@ pub mod registry;
 mod server;
 pub mod slab;
 pub mod state;
+mod watchdog;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

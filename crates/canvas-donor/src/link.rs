@@ -61,7 +61,7 @@ enum End {
     /// A message does not open.
     Session(SessionError),
     /// A message of a direct read channel is invalid.
-    Lane(canvas_direct::wire::Bad),
+    Lane(canvas_direct::wire::LaneError),
     /// A frame is invalid.
     Decode(DecodeError),
     /// A frame is not allowed at this point.
@@ -524,10 +524,10 @@ impl Link<'_> {
             }
             let contention = &self.shared.contention;
             let began_ns = self.shared.now_ns();
-            if !contention.is_here(began_ns) && spin.goes_on(now) {
+            if !contention.is_contended(began_ns) && spin.goes_on(now) {
                 // With few processors, the peer may be waiting for this one.
                 std::thread::yield_now();
-                contention.gave_way(began_ns, self.shared.now_ns());
+                contention.record_yield(began_ns, self.shared.now_ns());
                 continue;
             }
             let silent_ms = self.shared.now_ms().saturating_sub(self.client.last_ms());

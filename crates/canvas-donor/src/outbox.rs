@@ -48,7 +48,7 @@ pub enum OwnedCall {
 pub struct Outbox {
     calls: Mutex<VecDeque<OwnedCall>>,
     /// Set when something has changed since the thread last took messages.
-    bell: AtomicBool,
+    changed: AtomicBool,
     closed: AtomicBool,
     /// Held by the link's thread while it serves one message. It contains the device's access to
     /// the slabs, since the device serves requests, too.
@@ -60,15 +60,15 @@ impl Outbox {
     pub fn new() -> std::io::Result<Outbox> {
         Ok(Outbox {
             calls: Mutex::default(),
-            bell: false.into(),
+            changed: false.into(),
             closed: false.into(),
             serving: Mutex::default(),
             wake: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
         })
     }
 
-    fn ring(&self) {
-        self.bell.store(true, Release);
+    fn notify(&self) {
+        self.changed.store(true, Release);
         // A counter at its maximum wakes as well.
         let _ = self.wake.write(1);
     }
@@ -83,13 +83,13 @@ impl Outbox {
             calls.push_back(call);
         }
         drop(calls);
-        self.ring();
+        self.notify();
     }
 
     /// Ends the link.
     pub fn close(&self) {
         self.closed.store(true, Relaxed);
-        self.ring();
+        self.notify();
     }
 
     /// Ends the link. After this nothing more that came over it is done, neither by its thread nor
@@ -128,7 +128,7 @@ impl Outbox {
 
     /// For the link's thread: the queued messages, if any came since the last call.
     pub fn take(&self) -> VecDeque<OwnedCall> {
-        if !self.bell.load(Relaxed) || !self.bell.swap(false, Acquire) {
+        if !self.changed.load(Relaxed) || !self.changed.swap(false, Acquire) {
             return VecDeque::new();
         }
         let _ = self.wake.read();

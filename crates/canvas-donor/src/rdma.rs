@@ -61,22 +61,22 @@ impl Exposer {
 }
 
 /// Key of a domain: client, tenant, and this host's address.
-type Whose = (ClientId, [u8; 16], IpAddr);
+type DomainKey = (ClientId, [u8; 16], IpAddr);
 
 /// Domains of direct read channels. Those of one tenant share one, so that a slab is pinned only
 /// once for them.
 #[derive(Default)]
-pub(crate) struct LaneDomains(Mutex<HashMap<Whose, Weak<Exposer>>>);
+pub(crate) struct LaneDomains(Mutex<HashMap<DomainKey, Weak<Exposer>>>);
 
 impl LaneDomains {
-    fn get(&self, shared: &Arc<Shared>, whose: Whose) -> Result<Arc<Exposer>, JoinError> {
+    fn get(&self, shared: &Arc<Shared>, key: DomainKey) -> Result<Arc<Exposer>, JoinError> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(there) = all.get(&whose).and_then(Weak::upgrade) {
+        if let Some(there) = all.get(&key).and_then(Weak::upgrade) {
             return Ok(there);
         }
         all.retain(|_, e| e.strong_count() > 0);
-        let new = Arc::new(Exposer::start(shared, whose.2, Access::Read)?);
-        all.insert(whose, Arc::downgrade(&new));
+        let new = Arc::new(Exposer::start(shared, key.2, Access::Read)?);
+        all.insert(key, Arc::downgrade(&new));
         Ok(new)
     }
 }

@@ -539,11 +539,11 @@ impl Registry {
 
     /// The host is running out of memory: frees the slabs that are due now, and informs their
     /// clients. Returns the freed slabs.
-    pub fn free_early(&self, look: &early::Look) -> Vec<early::Lent<u64>> {
+    pub fn free_early(&self, sample: &early::HostSample) -> Vec<early::Lent<u64>> {
         let (due, slabs) = {
             let mut inner = self.lock();
             let lent: Vec<_> = inner.slabs.iter().map(|(&h, e)| e.lent(h)).collect();
-            let due = look.due(&lent);
+            let due = sample.due(&lent);
             let handles: Vec<u64> = due.iter().map(|s| s.slab).collect();
             let clients = inner.by_client(&handles);
             let freed = handles.iter().filter_map(|&h| inner.remove(h));

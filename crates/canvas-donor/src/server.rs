@@ -17,13 +17,13 @@ use tracing::warn;
 
 use crate::error::StartError;
 use crate::handshakes::Handshakes;
-use crate::keeper::Keeper;
 use crate::lanes::Lanes;
 use crate::outbox::Outbox;
 use crate::rdma::LaneDomains;
 use crate::registry::Registry;
 use crate::slab::Budget;
 use crate::state::{Counters, State};
+use crate::watchdog::Watchdog;
 use crate::{Config, link};
 use canvas_types::contention::Contention;
 
@@ -206,11 +206,11 @@ impl Server {
                 .spawn(run)
                 .map_err(StartError::Thread)
         };
-        let (for_keeper, for_listener) = (Arc::clone(&shared), Arc::clone(&shared));
+        let (for_watchdog, for_listener) = (Arc::clone(&shared), Arc::clone(&shared));
         let threads = vec![
             spawn(
-                "keeper",
-                Box::new(move || Keeper::new(seed).run(&for_keeper)),
+                "watchdog",
+                Box::new(move || Watchdog::new(seed).run(&for_watchdog)),
             )?,
             spawn(
                 "listener",

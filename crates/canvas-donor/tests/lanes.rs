@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use canvas_direct::wire::{
-    Bad, Caller, Code, HEAD_BYTES, Keys, LENGTH_BYTES, MESSAGE_BYTES, READ_BYTES_MAX, Read,
+    Caller, Code, HEAD_BYTES, Keys, LENGTH_BYTES, LaneError, MESSAGE_BYTES, READ_BYTES_MAX, Read,
 };
 use canvas_donor::{Config, Server, TICKET_TIME};
 use canvas_link::{AskError, Completions, Link, LinkConfig, Timeouts};
@@ -138,7 +138,7 @@ impl Program {
 
     fn answer(&mut self) -> Result<(Code, Vec<u8>), Over> {
         let head: [u8; HEAD_BYTES] = self.receive(HEAD_BYTES)?.try_into().unwrap();
-        let head = self.caller.answered(&head).unwrap();
+        let head = self.caller.decode_head(&head).unwrap();
         Ok((head.code, self.receive(head.len as usize)?))
     }
 
@@ -152,7 +152,7 @@ impl Program {
             offset,
             len,
         };
-        let message = self.caller.ask(read).unwrap();
+        let message = self.caller.read(read).unwrap();
         self.send(&message)?;
         self.answer()
     }
@@ -286,24 +286,24 @@ fn what_breaks_the_rules_ends_the_lane_and_nothing_else() {
     type Breach = fn(&mut Program, Read) -> Vec<u8>;
     let breaches: [(&str, Breach); 7] = [
         ("a changed message", |p, read| {
-            let mut message = p.caller.ask(read).unwrap();
+            let mut message = p.caller.read(read).unwrap();
             message[LENGTH_BYTES + 3] ^= 1;
             message.to_vec()
         }),
         ("two requests at once", |p, read| {
-            let message = p.caller.ask(read).unwrap();
+            let message = p.caller.read(read).unwrap();
             [message, message].concat()
         }),
         ("a number again, as by a copy after a fork", |p, read| {
-            let message = p.caller.ask(read).unwrap();
+            let message = p.caller.read(read).unwrap();
             p.send(&message).unwrap();
             p.answer().unwrap();
             message.to_vec()
         }),
         ("a message left out", |p, read| {
-            p.caller.ask(read).unwrap();
+            p.caller.read(read).unwrap();
             let head = [0; HEAD_BYTES];
-            assert_eq!(p.caller.answered(&head), Err(Bad::Message));
+            assert_eq!(p.caller.decode_head(&head), Err(LaneError::Message));
             let mut other = Caller::new(&Keys::new(&SECRET, &[0; 16]));
             other.opening(&[0; 16]).unwrap().to_vec()
         }),
@@ -469,7 +469,7 @@ fn programs_that_die_between_request_and_answer() {
             offset: 0,
             len: READ_BYTES_MAX as u32,
         };
-        let message = program.caller.ask(read).unwrap();
+        let message = program.caller.read(read).unwrap();
         program.send(&message).unwrap();
         drop(program);
         used(&mut link, ticket.lane).unwrap();

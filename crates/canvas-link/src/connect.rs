@@ -9,12 +9,15 @@ use canvas_wire::session::{Initiator, Session};
 use canvas_wire::stream::{Incoming, Outgoing};
 use canvas_wire::{SLAB_BYTES, VERSION_MAX, VERSION_MIN};
 
-use crate::{LinkConfig, LinkError, Up, unpaced};
+use crate::{Connection, LinkConfig, LinkError, unpaced};
 
 /// Most bytes of a Hello, or of any other frame sent before the link is up.
 const SMALL_FRAME: usize = 256;
 
-pub(crate) fn connect(addr: SocketAddr, config: &LinkConfig) -> Result<(Up, Welcome), LinkError> {
+pub(crate) fn connect(
+    addr: SocketAddr,
+    config: &LinkConfig,
+) -> Result<(Connection, Welcome), LinkError> {
     let stream =
         TcpStream::connect_timeout(&addr, config.timeouts.connect).map_err(|e| match e.kind() {
             ErrorKind::TimedOut => LinkError::Timeout,
@@ -48,14 +51,14 @@ pub(crate) fn connect(addr: SocketAddr, config: &LinkConfig) -> Result<(Up, Welc
     });
     let welcome = greet(&mut wire, &mut session, &hello)?;
     wire.stream.set_nonblocking(true).map_err(LinkError::Io)?;
-    let up = Up {
+    let connection = Connection {
         stream: wire.stream,
         session,
         incoming: wire.incoming,
         outgoing: Outgoing::new(),
         is_fresh: false,
     };
-    Ok((up, welcome))
+    Ok((connection, welcome))
 }
 
 /// Sends the Hello and receives the Welcome.

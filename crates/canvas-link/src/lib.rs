@@ -127,7 +127,7 @@ pub struct Reconnected {
 }
 
 /// The connection of a live link.
-struct Up {
+struct Connection {
     stream: TcpStream,
     session: Session,
     incoming: Incoming,
@@ -142,7 +142,7 @@ pub struct Link {
     addr: SocketAddr,
     config: LinkConfig,
     welcome: Welcome,
-    up: Option<Up>,
+    connection: Option<Connection>,
     pending: Pending,
     /// Buffer in which frames are encoded before they are encrypted.
     frame: Box<[u8]>,
@@ -160,13 +160,13 @@ impl Link {
     /// [`LinkError::Session`] and [`LinkError::Protocol`] for a peer that has the key but
     /// misbehaves.
     pub fn connect(addr: SocketAddr, config: LinkConfig) -> Result<Link, LinkError> {
-        let (up, welcome) = connect::connect(addr, &config)?;
+        let (connection, welcome) = connect::connect(addr, &config)?;
         Ok(Link {
             addr,
             pending: Pending::new(config.window),
             config,
             welcome,
-            up: Some(up),
+            connection: Some(connection),
             frame: vec![0; FRAME_BYTES_MAX].into_boxed_slice(),
         })
     }
@@ -179,17 +179,17 @@ impl Link {
     /// Those of [`Link::connect`]; the link stays broken and this may be called again.
     pub fn reconnect(&mut self) -> Result<Reconnected, LinkError> {
         self.close();
-        let (up, welcome) = connect::connect(self.addr, &self.config)?;
+        let (connection, welcome) = connect::connect(self.addr, &self.config)?;
         let same_run = welcome.donor_id == self.welcome.donor_id;
         self.welcome = welcome;
-        self.up = Some(up);
+        self.connection = Some(connection);
         Ok(Reconnected { same_run })
     }
 
     /// Closes the connection. Outstanding requests are lost; the next [`Link::poll`] returns them.
     /// The donor keeps the client's slabs for the lease.
     pub fn close(&mut self) {
-        self.up = None;
+        self.connection = None;
         self.pending.lose_all();
     }
 
@@ -209,8 +209,8 @@ impl Link {
     ///
     /// The link is down.
     pub fn local_ip(&self) -> std::io::Result<IpAddr> {
-        let up = self.up.as_ref().ok_or(ErrorKind::NotConnected)?;
-        Ok(up.stream.local_addr()?.ip())
+        let connection = self.connection.as_ref().ok_or(ErrorKind::NotConnected)?;
+        Ok(connection.stream.local_addr()?.ip())
     }
 
     /// The configured timeouts.
@@ -220,7 +220,7 @@ impl Link {
 
     /// Whether the connection is believed to be up.
     pub fn is_up(&self) -> bool {
-        self.up.is_some()
+        self.connection.is_some()
     }
 
     /// Number of requests whose completion has not been returned yet.
@@ -231,7 +231,9 @@ impl Link {
     /// Whether bytes wait for space in the kernel's buffer; the caller must then also wait for
     /// `POLLOUT`.
     pub fn has_unsent(&self) -> bool {
-        self.up.as_ref().is_some_and(|up| !up.outgoing.is_empty())
+        self.connection
+            .as_ref()
+            .is_some_and(|connection| !connection.outgoing.is_empty())
     }
 
     /// Queues a request. `tag` is returned with its completion; the link does not interpret it, and
@@ -243,22 +245,23 @@ impl Link {
     /// Nothing was queued: [`SubmitError::Full`] (take completions first), [`SubmitError::Down`],
     /// [`SubmitError::Invalid`] (larger than a frame, or a `Hello`).
     pub fn submit(&mut self, tag: u64, request: &Request<'_>) -> Result<(), SubmitError> {
-        let up = self.up.as_mut().ok_or(SubmitError::Down)?;
-        if up.outgoing.backlog() > UNSENT_BYTES_MAX {
+        let connection = self.connection.as_mut().ok_or(SubmitError::Down)?;
+        if connection.outgoing.backlog() > UNSENT_BYTES_MAX {
             return Err(SubmitError::Full);
         }
         let was_idle = self.pending.outstanding() == 0;
         let id = self
             .pending
             .begin(tag, request, Instant::now() + self.config.timeouts.request)?;
-        up.is_fresh |= was_idle;
-        up.send_apart();
+        connection.is_fresh |= was_idle;
+        connection.send_apart();
         let sealed = request
             .encode(id, &mut self.frame)
             .map_err(|_| SubmitError::Invalid)
             .and_then(|len| {
-                up.session
-                    .seal(&self.frame[..len], up.outgoing.end())
+                connection
+                    .session
+                    .seal(&self.frame[..len], connection.outgoing.end())
                     .map_err(|_| SubmitError::Down)
             });
         if sealed.is_err() {
@@ -273,15 +276,16 @@ impl Link {
     ///
     /// Those of [`Link::submit`].
     pub fn reply(&mut self, call: u64, reply: &Reply<'_>) -> Result<(), SubmitError> {
-        let up = self.up.as_mut().ok_or(SubmitError::Down)?;
-        if up.outgoing.backlog() > UNSENT_BYTES_MAX {
+        let connection = self.connection.as_mut().ok_or(SubmitError::Down)?;
+        if connection.outgoing.backlog() > UNSENT_BYTES_MAX {
             return Err(SubmitError::Full);
         }
         let len = reply
             .encode(call, &mut self.frame)
             .map_err(|_| SubmitError::Invalid)?;
-        up.session
-            .seal(&self.frame[..len], up.outgoing.end())
+        connection
+            .session
+            .seal(&self.frame[..len], connection.outgoing.end())
             .map_err(|_| SubmitError::Down)
     }
 
@@ -292,8 +296,8 @@ impl Link {
     ///
     /// The link broke; the next [`Link::poll`] returns the lost requests.
     pub fn flush(&mut self) -> Result<bool, LinkError> {
-        let up = self.up.as_mut().ok_or(LinkError::Down)?;
-        match up.send() {
+        let connection = self.connection.as_mut().ok_or(LinkError::Down)?;
+        match connection.send() {
             Ok(all) => Ok(all),
             Err(e) => {
                 self.close();
@@ -333,10 +337,10 @@ impl Link {
     ) -> Result<(), LinkError> {
         let mut until = None;
         loop {
-            let up = self.up.as_mut().ok_or(LinkError::Down)?;
-            up.send().map_err(LinkError::Io)?;
-            if !std::mem::take(&mut up.is_fresh) || !timeout.is_zero() {
-                up.receive(&mut self.pending, completions)?;
+            let connection = self.connection.as_mut().ok_or(LinkError::Down)?;
+            connection.send().map_err(LinkError::Io)?;
+            if !std::mem::take(&mut connection.is_fresh) || !timeout.is_zero() {
+                connection.receive(&mut self.pending, completions)?;
             }
             let now = Instant::now();
             self.pending.expire(now, completions);
@@ -348,7 +352,8 @@ impl Link {
             if now >= until {
                 return Ok(());
             }
-            up.wait(wake.saturating_duration_since(now))
+            connection
+                .wait(wake.saturating_duration_since(now))
                 .map_err(LinkError::Io)?;
         }
     }
@@ -396,12 +401,14 @@ impl Link {
 impl Link {
     /// The socket's descriptor; it changes with [`Link::reconnect`].
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.up.as_ref().map(|up| up.stream.as_fd())
+        self.connection
+            .as_ref()
+            .map(|connection| connection.stream.as_fd())
     }
 }
 
-impl Up {
-    /// Sends pending bytes before more is queued. A failure shows again in the next [`Up::send`],
+impl Connection {
+    /// Sends pending bytes before more is queued. A failure shows again in the next [`Connection::send`],
     /// which returns it.
     fn send_apart(&mut self) {
         if (PIECE_BYTES_MIN..=APART_BYTES_MAX).contains(&self.outgoing.backlog()) {

@@ -31,35 +31,35 @@ const OWN: u64 = 1 << 63;
 /// State of a slab.
 #[derive(Default)]
 struct Slab {
-    way: Way,
+    transfer: SlabTransfer,
     /// Number of one-sided operations under way.
     busy: u32,
     /// Request to send once no operation is under way.
-    last_words: Option<LastWords>,
+    last_request: Option<LastRequest>,
 }
 
 /// How a slab's pages are transferred.
 #[derive(Default, PartialEq)]
-enum Way {
+enum SlabTransfer {
     /// Over the session; the donor has not been asked to expose the slab.
     #[default]
     Unknown,
     /// Over the session; the donor has been asked to expose the slab.
-    Asked,
+    Requested,
     /// By the device. A slab that is being evicted is written over the session, where the donor
     /// refuses.
     Open { exposed: Exposed, read_only: bool },
     /// Over the session; the donor cannot expose the slab.
-    Shut,
+    Refused,
 }
 
-enum LastWords {
+enum LastRequest {
     Free { tag: u64 },
     EvictDone { call: u64 },
 }
 
 /// An operation under way in a slot.
-struct Under {
+struct DeviceOp {
     tag: u64,
     handle: u64,
     /// Length of a read.
@@ -75,7 +75,7 @@ pub(crate) struct RdmaLink {
     session: Link,
     /// `None` once the link is broken.
     queue: Option<Initiator>,
-    under: Vec<Option<Under>>,
+    ops: Vec<Option<DeviceOp>>,
     free: Vec<usize>,
     /// In the order of submission, since all deadlines lie the same span after it.
     deadlines: VecDeque<(Instant, usize, u64)>,
@@ -113,7 +113,7 @@ impl RdmaLink {
         Ok(RdmaLink {
             session,
             queue: Some(queue),
-            under: (0..SLOTS).map(|_| None).collect(),
+            ops: (0..SLOTS).map(|_| None).collect(),
             free: (0..SLOTS).rev().collect(),
             deadlines: VecDeque::new(),
             slabs: HashMap::new(),
@@ -131,16 +131,16 @@ impl RdmaLink {
     /// Asks the donor to expose the slab, once.
     fn expose(&mut self, handle: u64) {
         let slab = self.slabs.entry(handle).or_default();
-        if slab.way != Way::Unknown || slab.last_words.is_some() {
+        if slab.transfer != SlabTransfer::Unknown || slab.last_request.is_some() {
             return;
         }
-        slab.way = Way::Asked;
+        slab.transfer = SlabTransfer::Requested;
         let tag = OWN | self.next();
         let request = Request::Expose { handle };
         if self.session.submit(tag, &request).is_ok() {
             self.asked.insert(tag, handle);
         } else if let Some(slab) = self.slabs.get_mut(&handle) {
-            slab.way = Way::Unknown;
+            slab.transfer = SlabTransfer::Unknown;
         }
     }
 
@@ -156,10 +156,10 @@ impl RdmaLink {
         let Some(slab) = self.slabs.get_mut(&handle) else {
             return false;
         };
-        let Way::Open { exposed, read_only } = slab.way else {
+        let SlabTransfer::Open { exposed, read_only } = slab.transfer else {
             return false;
         };
-        if slab.last_words.is_some() || (read_only && data.is_some()) {
+        if slab.last_request.is_some() || (read_only && data.is_some()) {
             return false;
         }
         let (Some(queue), Some(slot)) = (&mut self.queue, self.free.pop()) else {
@@ -180,7 +180,7 @@ impl RdmaLink {
         }
         slab.busy += 1;
         let number = self.next();
-        self.under[slot] = Some(Under {
+        self.ops[slot] = Some(DeviceOp {
             tag,
             handle,
             read: data.is_none().then_some(len),
@@ -194,17 +194,19 @@ impl RdmaLink {
 
     /// Sends the last request about a slab, now or when none of its operations is under way any
     /// more.
-    fn end(&mut self, handle: u64, words: LastWords) -> Result<(), SubmitError> {
+    fn end(&mut self, handle: u64, request: LastRequest) -> Result<(), SubmitError> {
         match self.slabs.get_mut(&handle) {
-            Some(slab) if slab.busy > 0 && slab.last_words.is_none() => {
-                slab.last_words = Some(words);
+            Some(slab) if slab.busy > 0 && slab.last_request.is_none() => {
+                slab.last_request = Some(request);
                 Ok(())
             }
             _ => {
                 self.slabs.remove(&handle);
-                match words {
-                    LastWords::Free { tag } => self.session.submit(tag, &Request::Free { handle }),
-                    LastWords::EvictDone { call } => {
+                match request {
+                    LastRequest::Free { tag } => {
+                        self.session.submit(tag, &Request::Free { handle })
+                    }
+                    LastRequest::EvictDone { call } => {
                         self.session.reply(call, &Reply::EvictDone { handle })
                     }
                 }
@@ -215,7 +217,7 @@ impl RdmaLink {
     /// Handles the end of an operation at the device.
     fn done(&mut self, slot: usize) {
         self.free.push(slot);
-        let Some(handle) = self.under[slot].take().map(|u| u.handle) else {
+        let Some(handle) = self.ops[slot].take().map(|u| u.handle) else {
             return;
         };
         let Some(slab) = self.slabs.get_mut(&handle) else {
@@ -223,24 +225,24 @@ impl RdmaLink {
         };
         slab.busy -= 1;
         if slab.busy == 0
-            && let Some(words) = slab.last_words.take()
+            && let Some(request) = slab.last_request.take()
         {
             // A broken session reports it in its next poll. The session cannot be full, as it holds
             // fewer requests than that.
-            let _ = self.end(handle, words);
+            let _ = self.end(handle, request);
         }
     }
 
     /// Collects completed operations from the device.
     fn take_done(&mut self, completions: &mut Completions) -> Result<(), LinkError> {
         let queue = self.queue.as_mut().ok_or(LinkError::Down)?;
-        let under = &self.under;
+        let ops = &self.ops;
         let mut over = Vec::new();
         let polled = queue.poll(|slot, memory, start| {
             over.push(slot);
-            match &under[slot] {
+            match &ops[slot] {
                 Some(u) if u.expired => {}
-                Some(Under {
+                Some(DeviceOp {
                     tag,
                     read: Some(len),
                     ..
@@ -258,7 +260,7 @@ impl RdmaLink {
     /// Completes expired operations as timed out.
     fn expire(&mut self, completions: &mut Completions) {
         while let Some(&(until, slot, number)) = self.deadlines.front() {
-            match &mut self.under[slot] {
+            match &mut self.ops[slot] {
                 Some(u) if u.number == number && until > Instant::now() => return,
                 Some(u) if u.number == number => {
                     u.expired = true;
@@ -285,8 +287,8 @@ impl RdmaLink {
                 Completion::Answer { tag, answer } => {
                     let handle = asked.remove(&tag);
                     if let Some(slab) = handle.and_then(|h| slabs.get_mut(&h)) {
-                        slab.way = match answer {
-                            Answer::Exposed(exposed) => Way::Open {
+                        slab.transfer = match answer {
+                            Answer::Exposed(exposed) => SlabTransfer::Open {
                                 exposed,
                                 read_only: false,
                             },
@@ -294,15 +296,15 @@ impl RdmaLink {
                             Answer::Error {
                                 code: ErrorCode::UnknownHandle | ErrorCode::Evicting,
                                 ..
-                            } => Way::Unknown,
-                            _ => Way::Shut,
+                            } => SlabTransfer::Unknown,
+                            _ => SlabTransfer::Refused,
                         };
                     }
                 }
                 Completion::TimedOut { tag } | Completion::Lost { tag } => {
                     let handle = asked.remove(&tag);
                     if let Some(slab) = handle.and_then(|h| slabs.get_mut(&h)) {
-                        slab.way = Way::Unknown;
+                        slab.transfer = SlabTransfer::Unknown;
                     }
                 }
                 Completion::Call {
@@ -311,7 +313,7 @@ impl RdmaLink {
                 } => {
                     for handle in handles.iter() {
                         if let Some(Slab {
-                            way: Way::Open { read_only, .. },
+                            transfer: SlabTransfer::Open { read_only, .. },
                             ..
                         }) = slabs.get_mut(&handle)
                         {
@@ -342,13 +344,13 @@ impl RdmaLink {
         let before = completions.len();
         let _ = self.session.poll(completions, Duration::ZERO);
         completions.sift(before, |tag| tag & OWN != 0, |_| {});
-        for under in self.under.iter_mut().filter_map(Option::take) {
-            if !under.expired {
-                completions.lost(under.tag);
+        for op in self.ops.iter_mut().filter_map(Option::take) {
+            if !op.expired {
+                completions.lost(op.tag);
             }
         }
         for (_, slab) in self.slabs.drain() {
-            if let Some(LastWords::Free { tag }) = slab.last_words {
+            if let Some(LastRequest::Free { tag }) = slab.last_request {
                 completions.lost(tag);
             }
         }
@@ -380,7 +382,7 @@ impl Transport for RdmaLink {
                 let len = u32::try_from(data.len()).map_err(|_| SubmitError::Invalid)?;
                 (handle, Range { offset, len }, Some(data))
             }
-            Request::Free { handle } => return self.end(handle, LastWords::Free { tag }),
+            Request::Free { handle } => return self.end(handle, LastRequest::Free { tag }),
             _ => return self.session.submit(tag, request),
         };
         if self.one_sided(tag, handle, range, bytes) {
@@ -392,7 +394,7 @@ impl Transport for RdmaLink {
 
     fn reply(&mut self, call: u64, reply: &Reply<'_>) -> Result<(), SubmitError> {
         match *reply {
-            Reply::EvictDone { handle } => self.end(handle, LastWords::EvictDone { call }),
+            Reply::EvictDone { handle } => self.end(handle, LastRequest::EvictDone { call }),
             _ => self.session.reply(call, reply),
         }
     }
@@ -406,7 +408,7 @@ impl Transport for RdmaLink {
     }
 
     fn outstanding(&self) -> usize {
-        self.session.outstanding() + self.under.len() - self.free.len()
+        self.session.outstanding() + self.ops.len() - self.free.len()
     }
 
     fn poll(

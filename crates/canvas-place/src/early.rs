@@ -81,7 +81,7 @@ const STALE_MS: u64 = 200;
 
 /// The state of a host's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Look {
+pub struct HostSample {
     /// Memory available without swapping.
     pub available_bytes: u64,
     /// Free swap space: the kernel kills no process while it can swap.
@@ -107,7 +107,7 @@ pub struct Lent<T> {
     pub ops: u64,
 }
 
-impl Look {
+impl HostSample {
     /// Bytes missing at a step's mark.
     fn missing_bytes(&self, step: &Step) -> u64 {
         let mark = (self.reserve_bytes / step.part).max(MARK_BYTES_MIN);
@@ -167,7 +167,7 @@ pub struct Watch {
 
 impl Watch {
     /// Adds a measurement. Times are in milliseconds of the caller's clock.
-    pub fn look(&mut self, now_ms: u64, available_bytes: u64) {
+    pub fn sample(&mut self, now_ms: u64, available_bytes: u64) {
         let Some((since_ms, before)) = self.since else {
             self.since = Some((now_ms, available_bytes));
             return;

@@ -210,7 +210,7 @@ impl Pools {
 
     /// Adds tenants: each starts with its grant under the previous agent, if it had one, otherwise with what is free,
     /// divided among them if that is too little for all.
-    pub fn arrive(&mut self, newcomers: &[Newcomer]) {
+    pub fn admit(&mut self, newcomers: &[Newcomer]) {
         for new in newcomers {
             let tenant = Tenant {
                 bounds: new.bounds.sound(),
@@ -254,7 +254,7 @@ impl Pools {
     }
 
     /// A tenant has ended, and has freed its memory.
-    pub fn leave(&mut self, id: u64) {
+    pub fn remove(&mut self, id: u64) {
         self.tenants.remove(&id);
         self.set_floors();
         self.settle(false);

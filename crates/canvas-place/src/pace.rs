@@ -28,7 +28,7 @@ pub struct Recent {
 impl Recent {
     /// Adds an answer that took `ns`. Of answers that were under way together only the first counts, because one stop
     /// of the donor delays them all.
-    pub fn answered(&mut self, ns: u64, now_ns: u64) {
+    pub fn on_answer(&mut self, ns: u64, now_ns: u64) {
         if now_ns.saturating_sub(ns) >= self.came_ns {
             self.came_ns = now_ns;
             self.ns[self.answers % RECENT] = ns;
@@ -64,7 +64,7 @@ impl Default for Pace {
 
 impl Pace {
     /// Adds an answer that took `ns`.
-    pub fn answered(&mut self, ns: u64, now_ns: u64) {
+    pub fn on_answer(&mut self, ns: u64, now_ns: u64) {
         let step = self.p99_ns / STEPS + 1;
         self.p99_ns = if ns > self.p99_ns {
             // A rare answer far above the estimate raises it like any other: a stop of the donor says nothing about its
@@ -73,7 +73,7 @@ impl Pace {
         } else {
             (self.p99_ns - step.min(self.p99_ns)).max(ns)
         };
-        self.recent.answered(ns, now_ns);
+        self.recent.on_answer(ns, now_ns);
     }
 
     /// The median of the last few answers and the smoothed 99th percentile, in ns; `None` before the second answer.
@@ -102,7 +102,7 @@ pub struct Silence {
 
 impl Silence {
     /// A request has begun to wait.
-    pub fn asked(&mut self, now_ns: u64) {
+    pub fn on_sent(&mut self, now_ns: u64) {
         if self.waiting == 0 {
             self.since_ns = now_ns;
         }
@@ -110,7 +110,7 @@ impl Silence {
     }
 
     /// A request was answered.
-    pub fn answered(&mut self, now_ns: u64) {
+    pub fn on_answer(&mut self, now_ns: u64) {
         self.waiting = self.waiting.saturating_sub(1);
         self.since_ns = now_ns;
     }
@@ -132,12 +132,12 @@ mod tests {
     #[test]
     fn who_was_not_asked_for_long_is_not_silent() {
         let mut silence = Silence::default();
-        silence.asked(0);
-        silence.answered(1_000_000);
-        silence.asked(5 * HEDGE_NS_MAX);
+        silence.on_sent(0);
+        silence.on_answer(1_000_000);
+        silence.on_sent(5 * HEDGE_NS_MAX);
         let later_ns = 5 * HEDGE_NS_MAX + HEDGE_NS_MIN;
         assert_eq!(silence.ns(later_ns), HEDGE_NS_MIN);
-        silence.asked(later_ns);
+        silence.on_sent(later_ns);
         assert_eq!(silence.ns(6 * HEDGE_NS_MAX), HEDGE_NS_MAX);
     }
 
@@ -148,7 +148,7 @@ mod tests {
         let mut takes = |ns: u64, answers: u64| {
             for _ in 0..answers {
                 now_ns += 1_000_000_000;
-                pace.answered(ns, now_ns);
+                pace.on_answer(ns, now_ns);
             }
             pace.p50_and_p99_ns().unwrap()
         };
@@ -166,11 +166,11 @@ mod tests {
         let (mut recent, mut now_ns) = (Recent::default(), 0);
         for _ in 0..RECENT {
             now_ns += 1_000_000;
-            recent.answered(100_000, now_ns);
+            recent.on_answer(100_000, now_ns);
         }
         // All were asked before the first answer came.
         for i in 0..4 * RECENT as u64 {
-            recent.answered(20_000_000 + i, now_ns + 20_000_000 + i);
+            recent.on_answer(20_000_000 + i, now_ns + 20_000_000 + i);
         }
         assert_eq!(recent.median_ns(), Some(100_000));
     }
@@ -181,7 +181,7 @@ mod tests {
             let (mut recent, mut now_ns) = (Recent::default(), 0);
             for ns in &answers {
                 now_ns += u64::from(*ns);
-                recent.answered(u64::from(*ns), now_ns);
+                recent.on_answer(u64::from(*ns), now_ns);
             }
             let mut last = answers[answers.len().saturating_sub(RECENT)..].to_vec();
             last.sort_unstable();
@@ -202,9 +202,9 @@ mod tests {
                     2 * asked - kept.len()
                 };
                 if asks {
-                    silence.asked(now_ns);
+                    silence.on_sent(now_ns);
                 } else if waiting(&kept) > 0 {
-                    silence.answered(now_ns);
+                    silence.on_answer(now_ns);
                 } else {
                     continue;
                 }
@@ -221,7 +221,7 @@ mod tests {
             let mut rng = fastrand::Rng::with_seed(seed);
             let mut pace = Pace::default();
             for _ in 0..20_000 {
-                pace.answered(rng.u64(0..scale), 0);
+                pace.on_answer(rng.u64(0..scale), 0);
             }
             // True value: 0.99 x scale.
             let p99 = pace.p99_ns() as f64 / scale as f64;
@@ -232,7 +232,7 @@ mod tests {
         fn the_bound_stays_in_its_bounds(answers in prop::collection::vec(any::<u64>(), 0..300)) {
             let mut pace = Pace::default();
             for ns in answers {
-                pace.answered(ns, 0);
+                pace.on_answer(ns, 0);
                 prop_assert!((HEDGE_NS_MIN..=HEDGE_NS_MAX).contains(&pace.hedge_ns()));
             }
         }
@@ -242,7 +242,7 @@ mod tests {
     fn answers_of_any_length_are_taken() {
         let mut pace = Pace::default();
         for ns in [u64::MAX - 1, u64::MAX, 0, u64::MAX] {
-            pace.answered(ns, 0);
+            pace.on_answer(ns, 0);
         }
         assert!(pace.p50_and_p99_ns().is_some());
     }
@@ -251,10 +251,10 @@ mod tests {
     fn one_stop_does_not_change_the_pace() {
         let mut pace = Pace::default();
         for _ in 0..10_000 {
-            pace.answered(100_000, 0);
+            pace.on_answer(100_000, 0);
         }
         assert_eq!(pace.hedge_ns(), HEDGE_NS_MIN);
-        pace.answered(900_000_000, 0);
+        pace.on_answer(900_000_000, 0);
         assert_eq!(pace.hedge_ns(), HEDGE_NS_MIN);
     }
 }

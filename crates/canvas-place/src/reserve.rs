@@ -9,7 +9,7 @@
 //!      0        reserve        mark             calm                 available memory
 //!      ├───────────┼─────────────┼────────────────┼────────────────────────►
 //!       never       short: growth ends, pools      a step a check, ever smaller towards the mark
-//!                   spill until the mark           (short ends after `CALM_LOOKS` checks)
+//!                   spill until the mark           (short ends after `CALM_CHECKS` checks)
 //! ```
 
 use crate::in_a_row;
@@ -17,7 +17,7 @@ use crate::in_a_row;
 /// Number of runs whose steps together are no more than what is left above the mark.
 pub const PARTS: u64 = 64;
 /// Consecutive checks with well more than the mark that end the shortage.
-pub const CALM_LOOKS: u32 = 20;
+pub const CALM_CHECKS: u32 = 20;
 /// Part of what it has by which a tenant may still grow when the shortage begins, since a running program needs some
 /// slack. All tenants' slack together is less than the distance between mark and reserve.
 const PLAY: u64 = 128;
@@ -28,14 +28,14 @@ const POOL_MIN_BYTES: u64 = 1 << 20;
 
 /// A measurement of the host, or of the control group that has least left above its reserve.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Look {
+pub struct RoomSample {
     /// Available memory (`MemAvailable`).
     pub available_bytes: u64,
     /// Memory always left alone.
     pub reserve_bytes: u64,
 }
 
-impl Look {
+impl RoomSample {
     /// Below this growth ends: a quarter above the reserve.
     pub fn mark_bytes(&self) -> u64 {
         self.reserve_bytes.saturating_add(self.reserve_bytes / 4)
@@ -92,11 +92,11 @@ pub struct Guard {
 
 impl Guard {
     /// Adds a measurement and decides.
-    pub fn judge(&mut self, look: Look, held: Held) -> Verdict {
+    pub fn judge(&mut self, sample: RoomSample, held: Held) -> Verdict {
         let (pool, local) = match self.bounds {
-            None if look.step_bytes() >= STEP_MIN_BYTES => {
+            None if sample.step_bytes() >= STEP_MIN_BYTES => {
                 return Verdict::Step {
-                    pool_bytes: held.pool_bytes.saturating_add(look.step_bytes()),
+                    pool_bytes: held.pool_bytes.saturating_add(sample.step_bytes()),
                 };
             }
             None => {
@@ -106,15 +106,15 @@ impl Guard {
             }
             Some(bounds) => bounds,
         };
-        self.calm = in_a_row(self.calm, look.available_bytes > look.calm_bytes());
-        if self.calm >= CALM_LOOKS {
+        self.calm = in_a_row(self.calm, sample.available_bytes > sample.calm_bytes());
+        if self.calm >= CALM_CHECKS {
             *self = Guard::default();
             // The next check allows the first step.
             return Verdict::Step {
                 pool_bytes: held.pool_bytes,
             };
         }
-        let missing = look.mark_bytes().saturating_sub(look.available_bytes);
+        let missing = sample.mark_bytes().saturating_sub(sample.available_bytes);
         let pool = if held.can_spill && missing > 0 {
             // A quarter at a time: other runs give memory as well, and written pages leave the pool later.
             let less = held.pool_bytes.saturating_sub(missing.div_ceil(4));
@@ -137,8 +137,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn look(available_mib: u64) -> Look {
-        Look {
+    fn free(available_mib: u64) -> RoomSample {
+        RoomSample {
             available_bytes: available_mib * MIB,
             reserve_bytes: 1000 * MIB,
         }
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn steps_become_smaller_towards_the_mark() {
         let mut guard = Guard::default();
-        let mut step = |available| match guard.judge(look(available), held(500, false)) {
+        let mut step = |available| match guard.judge(free(available), held(500, false)) {
             Verdict::Step { pool_bytes } => pool_bytes / MIB - 500,
             Verdict::Short { .. } => panic!("{available}"),
         };
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn a_step_that_is_too_small_for_a_slab_is_none() {
         let mut guard = Guard::default();
-        let verdict = guard.judge(look(1250 + 3), held(640, false));
+        let verdict = guard.judge(free(1250 + 3), held(640, false));
         assert!(matches!(verdict, Verdict::Short { .. }), "{verdict:?}");
     }
 
@@ -177,26 +177,26 @@ mod tests {
             pool_bytes: 645 * MIB,
             local_bytes: 6450 * MIB,
         };
-        assert_eq!(guard.judge(look(1249), held(640, false)), frozen);
+        assert_eq!(guard.judge(free(1249), held(640, false)), frozen);
         // What the tenant has grown by since does not move its limits.
-        assert_eq!(guard.judge(look(0), held(650, false)), frozen);
-        for _ in 1..CALM_LOOKS {
-            assert_eq!(guard.judge(look(1501), held(650, false)), frozen);
+        assert_eq!(guard.judge(free(0), held(650, false)), frozen);
+        for _ in 1..CALM_CHECKS {
+            assert_eq!(guard.judge(free(1501), held(650, false)), frozen);
         }
-        let not_calm = guard.judge(look(1500), held(650, false));
+        let not_calm = guard.judge(free(1500), held(650, false));
         assert_eq!(not_calm, frozen, "from the beginning");
-        for _ in 1..CALM_LOOKS {
-            assert_eq!(guard.judge(look(1501), held(650, false)), frozen);
+        for _ in 1..CALM_CHECKS {
+            assert_eq!(guard.judge(free(1501), held(650, false)), frozen);
         }
         let pool_bytes = 650 * MIB;
-        let over = guard.judge(look(1501), held(650, false));
+        let over = guard.judge(free(1501), held(650, false));
         assert_eq!(over, Verdict::Step { pool_bytes });
     }
 
     #[test]
     fn a_pool_that_can_spill_gives_until_the_mark() {
         let mut guard = Guard::default();
-        let mut pool = |available, has| match guard.judge(look(available), held(has, true)) {
+        let mut pool = |available, has| match guard.judge(free(available), held(has, true)) {
             Verdict::Short { pool_bytes, .. } => pool_bytes / MIB,
             Verdict::Step { .. } => panic!(),
         };
@@ -222,7 +222,7 @@ mod tests {
                 // All see the same free memory before any of them uses its allowance.
                 let available = total - pools.iter().sum::<u64>();
                 for who in round.iter().map(|w| w % tenants) {
-                    let seen = Look { available_bytes: available, reserve_bytes: reserve };
+                    let seen = RoomSample { available_bytes: available, reserve_bytes: reserve };
                     let has = Held { pool_bytes: pools[who], local_bytes: 0, can_spill: false };
                     may[who] = match guards[who].judge(seen, has) {
                         Verdict::Step { pool_bytes } | Verdict::Short { pool_bytes, .. } => pool_bytes,

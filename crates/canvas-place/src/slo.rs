@@ -93,7 +93,7 @@ pub struct Controller {
 
 /// One measurement of a tenant.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Look {
+pub struct TenantSample {
     /// Seconds since the last one.
     pub elapsed_s: f64,
     /// The measured value relative to the target; `None` when nothing was measured.
@@ -122,7 +122,7 @@ const KEPT_PAGES: u64 = 2048;
 /// Most of local memory that one step evicts.
 const STEP_MAX: f64 = 0.05;
 /// Longest time between two steps that counts, in seconds.
-const LOOK_MAX_S: f64 = 10.0;
+const SAMPLE_MAX_S: f64 = 10.0;
 
 impl Default for Controller {
     fn default() -> Controller {
@@ -140,18 +140,18 @@ impl Controller {
     }
 
     /// The number of pages to evict now.
-    pub fn step(&mut self, look: &Look) -> u64 {
-        let elapsed_s = sane_s(look.elapsed_s).min(LOOK_MAX_S);
+    pub fn step(&mut self, sample: &TenantSample) -> u64 {
+        let elapsed_s = sane_s(sample.elapsed_s).min(SAMPLE_MAX_S);
         // A program that does nothing is not slowed down.
-        let of_target = sane_s(look.of_target.unwrap_or(0.0));
+        let of_target = sane_s(sample.of_target.unwrap_or(0.0));
         self.judge(of_target, elapsed_s);
         if of_target > STOP {
             self.owed = 0.0;
             return 0;
         }
-        let kept = ((1.0 - FAR_MAX) * look.footprint_pages as f64) as u64;
-        let spare = look.local_pages.saturating_sub(kept.max(KEPT_PAGES));
-        let local = look.local_pages as f64;
+        let kept = ((1.0 - FAR_MAX) * sample.footprint_pages as f64) as u64;
+        let spare = sample.local_pages.saturating_sub(kept.max(KEPT_PAGES));
+        let local = sample.local_pages as f64;
         self.owed += (self.rate_per_s * elapsed_s).min(STEP_MAX) * local;
         let pages = (self.owed as u64).min(spare);
         self.owed = (self.owed - pages as f64).clamp(0.0, 1.0);
@@ -268,7 +268,7 @@ mod tests {
         for tick in 1..=ticks {
             let took = p.run();
             c.sensor.add(TICK_S, took, TICK_S - took);
-            let pages = c.controller.step(&Look {
+            let pages = c.controller.step(&TenantSample {
                 elapsed_s: TICK_S,
                 of_target: c.sensor.now().map(|s| s / target),
                 local_pages: p.local(),
@@ -382,15 +382,15 @@ mod tests {
                 sensor.now().is_none_or(|s| s.is_finite() && s >= 0.0),
                 "{sensor:?}"
             );
-            let look = Look {
+            let sample = TenantSample {
                 elapsed_s: any(&mut rng),
                 of_target: Some(any(&mut rng)),
                 local_pages: rng.u64(0..1 << 30),
                 footprint_pages: rng.u64(..),
             };
-            let pages = c.step(&look);
-            assert!(pages <= look.local_pages.saturating_sub(KEPT_PAGES));
-            assert!(pages as f64 <= look.local_pages as f64 * STEP_MAX + 1.0);
+            let pages = c.step(&sample);
+            assert!(pages <= sample.local_pages.saturating_sub(KEPT_PAGES));
+            assert!(pages as f64 <= sample.local_pages as f64 * STEP_MAX + 1.0);
         }
     }
 }

@@ -88,7 +88,7 @@ pub fn calls(pieces: &mut [Piece], ranges_max: usize) -> impl Iterator<Item = &[
 
 /// The system's state before pages come back.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Look {
+pub struct SystemSample {
     /// Memory available without swapping.
     pub available_bytes: u64,
     /// Bytes swapped out and not also in memory.
@@ -102,7 +102,7 @@ pub struct Look {
 
 /// Why nothing comes back now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Why {
+pub enum SwapInBlocker {
     /// Nothing is swapped out.
     NothingSwapped,
     /// There is no free memory.
@@ -113,13 +113,13 @@ pub enum Why {
     Pressure,
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for SwapInBlocker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Why::NothingSwapped => "nothing is swapped out",
-            Why::NoRoom => "there is no free memory",
-            Why::PagesLeave => "pages are being swapped out",
-            Why::Pressure => "programs wait for memory",
+            SwapInBlocker::NothingSwapped => "nothing is swapped out",
+            SwapInBlocker::NoRoom => "there is no free memory",
+            SwapInBlocker::PagesLeave => "pages are being swapped out",
+            SwapInBlocker::Pressure => "programs wait for memory",
         })
     }
 }
@@ -130,19 +130,19 @@ pub fn room(available_bytes: u64, free_bytes: u64) -> u64 {
 }
 
 /// Whether to bring pages back now: how many bytes at most, or why not.
-pub fn judge(look: &Look, free_bytes: u64) -> Result<u64, Why> {
-    let room = room(look.available_bytes, free_bytes);
-    if look.swapped_bytes == 0 {
-        Err(Why::NothingSwapped)
-    } else if look.written_pages_per_s > WRITTEN_PAGES_PER_S_MAX {
-        Err(Why::PagesLeave)
-    } else if look
+pub fn judge(sample: &SystemSample, free_bytes: u64) -> Result<u64, SwapInBlocker> {
+    let room = room(sample.available_bytes, free_bytes);
+    if sample.swapped_bytes == 0 {
+        Err(SwapInBlocker::NothingSwapped)
+    } else if sample.written_pages_per_s > WRITTEN_PAGES_PER_S_MAX {
+        Err(SwapInBlocker::PagesLeave)
+    } else if sample
         .pressure_percent
         .is_some_and(|p| p > PRESSURE_PERCENT_MAX)
     {
-        Err(Why::Pressure)
-    } else if room < look.swapped_bytes.min(ROOM_BYTES_MIN) {
-        Err(Why::NoRoom)
+        Err(SwapInBlocker::Pressure)
+    } else if room < sample.swapped_bytes.min(ROOM_BYTES_MIN) {
+        Err(SwapInBlocker::NoRoom)
     } else {
         Ok(room)
     }
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn it_waits_while_memory_is_short() {
-        let calm = Look {
+        let calm = SystemSample {
             available_bytes: 3 << 30,
             swapped_bytes: 1 << 30,
             written_pages_per_s: 0.0,
@@ -200,28 +200,34 @@ mod tests {
         };
         let free = 1 << 30;
         assert_eq!(judge(&calm, free), Ok(2 << 30));
-        let with = |change: fn(&mut Look)| {
-            let mut look = calm;
-            change(&mut look);
-            judge(&look, free)
+        let with = |change: fn(&mut SystemSample)| {
+            let mut sample = calm;
+            change(&mut sample);
+            judge(&sample, free)
         };
-        assert_eq!(with(|l| l.swapped_bytes = 0), Err(Why::NothingSwapped));
+        assert_eq!(
+            with(|l| l.swapped_bytes = 0),
+            Err(SwapInBlocker::NothingSwapped)
+        );
         assert_eq!(
             with(|l| l.written_pages_per_s = 257.0),
-            Err(Why::PagesLeave)
+            Err(SwapInBlocker::PagesLeave)
         );
         assert_eq!(
             with(|l| l.pressure_percent = Some(10.1)),
-            Err(Why::Pressure)
+            Err(SwapInBlocker::Pressure)
         );
         assert_eq!(with(|l| l.pressure_percent = Some(9.0)), Ok(2 << 30));
-        assert_eq!(with(|l| l.available_bytes = 1 << 30), Err(Why::NoRoom));
+        assert_eq!(
+            with(|l| l.available_bytes = 1 << 30),
+            Err(SwapInBlocker::NoRoom)
+        );
         let little = (1 << 30) + (8 << 20);
         assert_eq!(
             with(|l| l.available_bytes = (1 << 30) + (8 << 20)),
-            Err(Why::NoRoom)
+            Err(SwapInBlocker::NoRoom)
         );
-        let all = Look {
+        let all = SystemSample {
             available_bytes: little,
             swapped_bytes: 4 << 20,
             ..calm

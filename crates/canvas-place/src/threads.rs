@@ -145,7 +145,7 @@ impl Threads {
 
     /// The move to make, by each thread's tenants and loads since the last check, and by the idle processor time (1000:
     /// one processor, or two by half).
-    pub fn look(&mut self, all: &[Vec<Load>], idle: Permille) -> Option<Move> {
+    pub fn rebalance(&mut self, all: &[Vec<Load>], idle: Permille) -> Option<Move> {
         match self.width {
             Width::Elastic(_) => self.relieve(all, idle).or_else(|| self.join(all)),
             Width::Fixed(_) => {
@@ -230,7 +230,7 @@ mod tests {
 
         /// One check and its move. True when there was one.
         fn round(&mut self, threads: &mut Threads) -> bool {
-            let Some(Move { id, from, to }) = threads.look(&self.loads(), self.idle()) else {
+            let Some(Move { id, from, to }) = threads.rebalance(&self.loads(), self.idle()) else {
                 return false;
             };
             assert!(from != to && to <= self.on.len() && to < threads.most());
@@ -317,28 +317,31 @@ mod tests {
     fn a_full_thread_is_relieved_where_a_processor_is_idle() {
         let full = loads(&[&[(1, 500), (2, 300), (3, 200)]]);
         let mut t = Threads::new(Width::Elastic(2));
-        assert_eq!(t.look(&full, 1000), None, "for a moment only");
+        assert_eq!(t.rebalance(&full, 1000), None, "for a moment only");
         assert_eq!(
-            t.look(&full, 1000),
+            t.rebalance(&full, 1000),
             Some(Move {
                 id: 1,
                 from: 0,
                 to: 1
             })
         );
-        assert!((0..9).all(|_| t.look(&full, 400).is_none()), "none is idle");
+        assert!(
+            (0..9).all(|_| t.rebalance(&full, 400).is_none()),
+            "none is idle"
+        );
         let mut one = Threads::new(Width::Elastic(1));
         assert!(
-            (0..9).all(|_| one.look(&full, 1000).is_none()),
+            (0..9).all(|_| one.rebalance(&full, 1000).is_none()),
             "not allowed"
         );
         let alone = loads(&[&[(1, 1000), (2, 10)]]);
         assert!(
-            (0..9).all(|_| t.look(&alone, 1000).is_none()),
+            (0..9).all(|_| t.rebalance(&alone, 1000).is_none()),
             "one tenant fills it"
         );
         t.bound(1);
-        assert!((0..9).all(|_| t.look(&full, 1000).is_none()));
+        assert!((0..9).all(|_| t.rebalance(&full, 1000).is_none()));
     }
 
     #[test]

@@ -36,7 +36,7 @@ const GROWS_MIN: u64 = 1 << 20;
 
 /// Measurements of a run in one period.
 #[derive(Clone, Copy, Debug)]
-pub struct Look {
+pub struct RunSample {
     /// Length of the period, in seconds.
     pub elapsed_s: f64,
     /// Far reads for which faults waited.
@@ -81,31 +81,31 @@ pub struct Verdict {
 
 /// Where far memory is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Place {
+enum Medium {
     Disk,
     Donor,
 }
 
-impl Place {
-    fn of(policy: Policy) -> Option<Place> {
+impl Medium {
+    fn of(policy: Policy) -> Option<Medium> {
         match (policy.donors, policy.disk, policy.late) {
-            (0, true, _) => Some(Place::Disk),
-            (1, true, false) => Some(Place::Donor),
+            (0, true, _) => Some(Medium::Disk),
+            (1, true, false) => Some(Medium::Donor),
             // A change would change durability.
             _ => None,
         }
     }
 
-    fn other(self) -> Place {
+    fn other(self) -> Medium {
         match self {
-            Place::Disk => Place::Donor,
-            Place::Donor => Place::Disk,
+            Medium::Disk => Medium::Donor,
+            Medium::Donor => Medium::Disk,
         }
     }
 
     fn policy(self) -> Policy {
         Policy {
-            donors: usize::from(self == Place::Donor),
+            donors: usize::from(self == Medium::Donor),
             disk: true,
             late: false,
             code: None,
@@ -114,8 +114,8 @@ impl Place {
 
     fn name(self) -> &'static str {
         match self {
-            Place::Disk => "the disk",
-            Place::Donor => "a donor",
+            Medium::Disk => "the disk",
+            Medium::Donor => "a donor",
         }
     }
 }
@@ -139,23 +139,23 @@ pub struct Tuner {
 
 impl Tuner {
     /// The decision after one more period.
-    pub fn step(&mut self, look: &Look) -> Verdict {
-        self.held_s = (self.held_s - look.elapsed_s).max(0.0);
+    pub fn step(&mut self, sample: &RunSample) -> Verdict {
+        self.held_s = (self.held_s - sample.elapsed_s).max(0.0);
         let keep = |why: String| Verdict { change: None, why };
-        let Some(copies) = look.copies else {
+        let Some(copies) = sample.copies else {
             return self
-                .pool(look)
+                .pool(sample)
                 .unwrap_or_else(|| keep("there is no far memory (--far)".to_owned()));
         };
-        if look.reads < READS_MIN {
+        if sample.reads < READS_MIN {
             self.better = 0;
             return keep("there were too few reads beyond the pool to judge by".to_owned());
         }
-        let cost = look.read_ns as f64 / 1e9 / look.elapsed_s.max(1e-3);
-        let read_ns = look.read_ns as f64 / look.reads as f64;
-        let place = Place::of(copies);
-        if let Some(place) = place.filter(|_| look.is_whole) {
-            self.note(place, read_ns);
+        let cost = sample.read_ns as f64 / 1e9 / sample.elapsed_s.max(1e-3);
+        let read_ns = sample.read_ns as f64 / sample.reads as f64;
+        let medium = Medium::of(copies);
+        if let Some(medium) = medium.filter(|_| sample.is_whole) {
+            self.note(medium, read_ns);
         }
         if cost < COST_MIN {
             self.better = 0;
@@ -164,74 +164,74 @@ impl Tuner {
                 cost * 100.0
             ));
         }
-        if let Some(verdict) = self.pool(look) {
+        if let Some(verdict) = self.pool(sample) {
             return verdict;
         }
-        let Some(place) = place else {
+        let Some(medium) = medium else {
             return keep(format!(
                 "copies={copies} has no other place that is as durable"
             ));
         };
-        if !look.is_whole {
+        if !sample.is_whole {
             return keep("far memory is being moved or repaired".to_owned());
         }
-        self.path(place, read_ns, look.has_donors)
+        self.path(medium, read_ns, sample.has_donors)
     }
 
     /// Adds a measured latency at a place.
-    fn note(&mut self, place: Place, read_ns: f64) {
-        let known = match place {
-            Place::Disk => &mut self.disk_ns,
-            Place::Donor => &mut self.donor_ns,
+    fn note(&mut self, medium: Medium, read_ns: f64) {
+        let known = match medium {
+            Medium::Disk => &mut self.disk_ns,
+            Medium::Donor => &mut self.donor_ns,
         };
         *known = Some(known.map_or(read_ns, |before| (before + read_ns) / 2.0));
         self.measured = self.measured.saturating_add(1);
     }
 
-    fn known_ns(&self, place: Place) -> Option<f64> {
-        match place {
-            Place::Disk => self.disk_ns,
-            Place::Donor => self.donor_ns,
+    fn known_ns(&self, medium: Medium) -> Option<f64> {
+        match medium {
+            Medium::Disk => self.disk_ns,
+            Medium::Donor => self.donor_ns,
         }
     }
 
     /// Grows the pool while it is nearly full and this host has memory to spare.
-    fn pool(&self, look: &Look) -> Option<Verdict> {
-        let spills_at = look.pool_bytes_max / 100 * look.spill_percent.min(100);
-        let is_full = look.pool_bytes >= spills_at / 5 * 4;
-        let more = (look.spare_bytes / SPARE_PART).min(look.pool_bytes_max / 4);
-        if look.reads < READS_MIN || !look.pool_is_own || !is_full || more < GROWS_MIN {
+    fn pool(&self, sample: &RunSample) -> Option<Verdict> {
+        let spills_at = sample.pool_bytes_max / 100 * sample.spill_percent.min(100);
+        let is_full = sample.pool_bytes >= spills_at / 5 * 4;
+        let more = (sample.spare_bytes / SPARE_PART).min(sample.pool_bytes_max / 4);
+        if sample.reads < READS_MIN || !sample.pool_is_own || !is_full || more < GROWS_MIN {
             return None;
         }
-        let to = look.pool_bytes_max.saturating_add(more) / GROWS_MIN * GROWS_MIN;
+        let to = sample.pool_bytes_max.saturating_add(more) / GROWS_MIN * GROWS_MIN;
         Some(Verdict {
             change: Some(Change::Pool(to)),
             why: format!(
                 "pages are read beyond the pool, and this host has {} MiB to spare",
-                look.spare_bytes >> 20
+                sample.spare_bytes >> 20
             ),
         })
     }
 
     /// Stay, move, or move back.
-    fn path(&mut self, place: Place, read_ns: f64, has_donors: bool) -> Verdict {
+    fn path(&mut self, medium: Medium, read_ns: f64, has_donors: bool) -> Verdict {
         let keep = |why: String| Verdict { change: None, why };
         let us = |ns: f64| (ns / 1e3).round();
-        let other = place.other();
-        if other == Place::Donor && !has_donors {
+        let other = medium.other();
+        if other == Medium::Donor && !has_donors {
             return keep(
                 "there is no donor for a copy; name one at the start (--to HOST:PORT)".to_owned(),
             );
         }
         if let Some(before_ns) = self.before_ns {
             if self.measured < PERIODS {
-                return keep(format!("{} is being measured", place.name()));
+                return keep(format!("{} is being measured", medium.name()));
             }
             self.before_ns = None;
             if read_ns * BETTER > before_ns {
                 let why = format!(
                     "{} takes {} us a read, and {} took {}: the move did not pay off",
-                    place.name(),
+                    medium.name(),
                     us(read_ns),
                     other.name(),
                     us(before_ns)
@@ -242,8 +242,8 @@ impl Tuner {
             self.hold_s = HOLD_S;
         }
         let believed = match other {
-            Place::Disk => DISK_NS,
-            Place::Donor => DONOR_NS,
+            Medium::Disk => DISK_NS,
+            Medium::Donor => DONOR_NS,
         };
         let known = self.known_ns(other);
         let other_ns = known.unwrap_or(believed);
@@ -251,7 +251,7 @@ impl Tuner {
             self.better = 0;
             return keep(format!(
                 "{} takes {} us a read; {} is no faster ({}{} us)",
-                place.name(),
+                medium.name(),
                 us(read_ns),
                 other.name(),
                 if known.is_some() { "" } else { "about " },
@@ -263,12 +263,12 @@ impl Tuner {
             return keep(format!(
                 "{} seems faster than {}; waiting for more measurements",
                 other.name(),
-                place.name()
+                medium.name()
             ));
         }
         let why = format!(
             "{} takes {} us a read, and {} {}{}",
-            place.name(),
+            medium.name(),
             us(read_ns),
             other.name(),
             if known.is_some() { "" } else { "about " },
@@ -277,7 +277,7 @@ impl Tuner {
         self.moves(other, Some(read_ns), why)
     }
 
-    fn moves(&mut self, to: Place, before_ns: Option<f64>, why: String) -> Verdict {
+    fn moves(&mut self, to: Medium, before_ns: Option<f64>, why: String) -> Verdict {
         self.hold_s = self.hold_s.max(HOLD_S);
         self.held_s = self.hold_s;
         self.better = 0;
@@ -297,8 +297,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn look(reads: u64, read_us: u64, copies: &str) -> Look {
-        Look {
+    fn sample_of(reads: u64, read_us: u64, copies: &str) -> RunSample {
+        RunSample {
             elapsed_s: 6.0,
             reads,
             read_ns: reads * read_us * 1000,
@@ -328,7 +328,7 @@ mod tests {
                 "disk" => at_disk += 1,
                 _ => at_donor += 1,
             }
-            let verdict = tuner.step(&look(5000, read_us, copies));
+            let verdict = tuner.step(&sample_of(5000, read_us, copies));
             if let Some(Change::Copies(to)) = verdict.change {
                 moves += 1;
                 copies = if to.donors == 0 { "disk" } else { "1+disk" };
@@ -365,53 +365,53 @@ mod tests {
 
     #[test]
     fn nothing_is_changed_where_nothing_is_to_be_won() {
-        let change = |look: Look| Tuner::default().step(&look).change;
-        assert_eq!(change(look(0, 0, "disk")), None);
+        let change = |sample: RunSample| Tuner::default().step(&sample).change;
+        assert_eq!(change(sample_of(0, 0, "disk")), None);
         // 0.5 % of the time.
         assert_eq!(
-            change(Look {
+            change(RunSample {
                 spare_bytes: 1 << 30,
-                ..look(100, 300, "disk")
+                ..sample_of(100, 300, "disk")
             }),
             None
         );
         for copies in ["2", "1", "1+disk-async"] {
             let mut tuner = Tuner::default();
-            let none = (0..50).all(|_| tuner.step(&look(5000, 5000, copies)).change.is_none());
+            let none = (0..50).all(|_| tuner.step(&sample_of(5000, 5000, copies)).change.is_none());
             assert!(none, "{copies}");
         }
         let mut alone = Tuner::default();
-        let look = Look {
+        let sample = RunSample {
             has_donors: false,
-            ..look(5000, 9000, "disk")
+            ..sample_of(5000, 9000, "disk")
         };
-        assert!((0..50).all(|_| alone.step(&look).change.is_none()));
+        assert!((0..50).all(|_| alone.step(&sample).change.is_none()));
     }
 
     #[test]
     fn the_pool_grows_while_this_host_has_memory() {
-        let roomy = Look {
+        let roomy = RunSample {
             spare_bytes: 1 << 30,
-            ..look(5000, 300, "disk")
+            ..sample_of(5000, 300, "disk")
         };
-        let change = |look: Look| Tuner::default().step(&look).change;
+        let change = |sample: RunSample| Tuner::default().step(&sample).change;
         assert_eq!(change(roomy), Some(Change::Pool(80 * MIB)));
         assert_eq!(
-            change(Look {
+            change(RunSample {
                 spare_bytes: 20 * MIB,
                 ..roomy
             }),
             Some(Change::Pool(69 * MIB))
         );
         assert_eq!(
-            change(Look {
+            change(RunSample {
                 pool_is_own: false,
                 ..roomy
             }),
             None
         );
         assert_eq!(
-            change(Look {
+            change(RunSample {
                 pool_bytes: 10 * MIB,
                 ..roomy
             }),

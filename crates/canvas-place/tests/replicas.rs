@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use canvas_place::choose::choose;
 use canvas_place::replicas::map::Gaps;
-use canvas_place::replicas::placement::{self, Placed, has_room};
-use canvas_place::replicas::read::{Answer, Ask, OnDisk, Otherwise, Read, Then};
-use canvas_place::replicas::repair::{From, HOPELESS_NS, Repairs, Verified};
+use canvas_place::replicas::placement::{self, PlacementResult, has_room};
+use canvas_place::replicas::read::{AfterAnswer, Answer, Exhausted, NextCopy, OnDisk, Read};
+use canvas_place::replicas::repair::{HOPELESS_NS, RepairSource, Repairs, Verified};
 use canvas_place::replicas::{
-    AGAIN_NS, DonorView, GRACE_NS, Map, Policy, REPAIRS, Replica, Slab, Standing, map,
+    AGAIN_NS, ConnectionState, DonorView, GRACE_NS, Map, Policy, REPAIRS, Replica, Slab, map,
 };
 use proptest::prelude::*;
 
@@ -23,9 +23,9 @@ fn replica(donor: usize, handle: u64) -> Replica {
 
 fn view(up: bool, suspect: bool) -> DonorView {
     DonorView {
-        standing: match up {
-            true => Standing::Up,
-            false => Standing::Down { since_ns: 0 },
+        connection: match up {
+            true => ConnectionState::Up,
+            false => ConnectionState::Down { since_ns: 0 },
         },
         pressure: false,
         free_bytes: 30,
@@ -105,7 +105,7 @@ impl Oracle {
     fn may_take(&self, slab: u32) -> BTreeSet<usize> {
         let open = |d: &usize| {
             let donor = &self.donors[*d];
-            donor.standing == Standing::Up
+            donor.connection == ConnectionState::Up
                 && !donor.pressure
                 && donor.free_bytes >= SLAB_BYTES
                 && !self.has(slab.into(), *d)
@@ -119,10 +119,10 @@ impl Oracle {
     }
 
     fn serves(&self, donor: usize, or_soon: bool) -> bool {
-        match self.donors[donor].standing {
-            Standing::Up => true,
-            Standing::Listing => or_soon,
-            Standing::Down { since_ns } => or_soon && self.now - since_ns < GRACE_NS,
+        match self.donors[donor].connection {
+            ConnectionState::Up => true,
+            ConnectionState::Listing => or_soon,
+            ConnectionState::Down { since_ns } => or_soon && self.now - since_ns < GRACE_NS,
         }
     }
 
@@ -192,7 +192,7 @@ proptest! {
                     o.nothing_on_disk.remove(&slab);
                 }
                 Step::LetGoOfDisk(slab) => {
-                    let goes = map.get_mut(&slab).unwrap().let_go_of_disk(&o.donors[..], policy, o.now);
+                    let goes = map.get_mut(&slab).unwrap().drop_disk_copy(&o.donors[..], policy, o.now);
                     let enough = want > 0 && o.count(slab, false) >= want;
                     prop_assert_eq!(goes, !disk && enough && !o.nothing_on_disk.contains(&slab));
                     if goes {
@@ -215,7 +215,7 @@ proptest! {
                         o.again.insert(slab, o.now + AGAIN_NS);
                         o.refused_until.insert(slab, o.now + AGAIN_NS);
                         o.asked.entry(slab).or_default().push(d);
-                        map.get_mut(&slab).unwrap().asked();
+                        map.get_mut(&slab).unwrap().on_alloc_sent();
                     }
                 }
                 Step::Answer(slab, ok) => {
@@ -229,7 +229,7 @@ proptest! {
                     let short = |e: &Slab| e.is_short(&o.donors[..], want, o.now);
                     let got = placement::allocated(&mut map, slab, donor, granted, || false, short, &o.donors[..]);
                     let again = o.count(slab, true) < want;
-                    prop_assert_eq!(got, if ok { Placed::Yes } else { Placed::No { again } });
+                    prop_assert_eq!(got, if ok { PlacementResult::Yes } else { PlacementResult::No { again } });
                     if ok {
                         o.refused.remove(&(slab, donor));
                         o.again.remove(&slab);
@@ -238,11 +238,11 @@ proptest! {
                         all.push(Naive { donor, handle: handles, until: None });
                     }
                 }
-                Step::Stand(d, standing) => {
-                    o.donors[d].standing = match standing {
-                        0 => Standing::Down { since_ns: o.now },
-                        1 => Standing::Listing,
-                        _ => Standing::Up,
+                Step::Stand(d, connection) => {
+                    o.donors[d].connection = match connection {
+                        0 => ConnectionState::Down { since_ns: o.now },
+                        1 => ConnectionState::Listing,
+                        _ => ConnectionState::Up,
                     };
                 }
                 Step::Room(d, pressure, free) => {
@@ -262,7 +262,7 @@ proptest! {
                 Step::LetGo(slab) => {
                     let entry = map.get_mut(&slab).unwrap();
                     let room = || has_room(&o.donors[..], SLAB_BYTES);
-                    let given = entry.let_go(&o.donors[..], policy, room, o.now);
+                    let given = entry.remove_surplus(&o.donors[..], policy, room, o.now);
                     let seen = given.as_ref().map(|g| (g.donor, g.call.is_some()));
                     prop_assert!(o.judge_let_go(slab, policy, seen), "{:?}", given);
                     if let Some(given) = given {
@@ -334,15 +334,15 @@ proptest! {
                 let fit = |d: &&usize| !donors[**d].suspect;
                 let fit: BTreeSet<usize> = untried.iter().filter(fit).copied().collect();
                 match read.next(map.get(&0), 3, &donors[..], disk, false) {
-                    Ask::Donor(d, handle) => {
+                    NextCopy::Donor(d, handle) => {
                         prop_assert!(tried.insert(d) && donors[d].is_up() && handle == d as u64);
                         prop_assert!(fit.contains(&d) || fit.is_empty());
                         prop_assert!(!fit.is_empty() || tried_disk || !has_disk);
                         prop_assert!(disk != OnDisk::First || tried_disk);
-                        read.asked(d, true);
+                        read.on_sent(d, true);
                         awaited.insert(d);
                     }
-                    Ask::Disk => {
+                    NextCopy::Disk => {
                         prop_assert!(!tried_disk);
                         let may = match disk {
                             OnDisk::No => false,
@@ -351,20 +351,20 @@ proptest! {
                             OnDisk::First => true,
                         };
                         prop_assert!(may);
-                        read.asked_disk();
+                        read.on_sent_to_disk();
                         (tried_disk, disk_awaited) = (true, true);
                     }
-                    Ask::Nobody => {
+                    NextCopy::NoneLeft => {
                         prop_assert!(untried.is_empty() && (tried_disk || !has_disk));
                         let has = |(d, f): (usize, &[bool; 3])| f[2] && map[&0].replicas[d].has(3);
                         let mut all = flags.iter().enumerate();
                         let away = all.any(|(d, f)| !f[0] && has((d, f)));
                         prop_assert!(disk != OnDisk::Unsure || tried_disk || away);
                         let waits = !awaited.is_empty() || disk_awaited;
-                        match read.otherwise(map.get(&0), 3, &donors[..], || 5, 5) {
-                            Otherwise::Waits => prop_assert!(waits),
-                            Otherwise::Later => prop_assert!(false, "its time is over"),
-                            Otherwise::Ends { .. } => {
+                        match read.on_exhausted(map.get(&0), 3, &donors[..], || 5, 5) {
+                            Exhausted::AwaitAnswer => prop_assert!(waits),
+                            Exhausted::Retry => prop_assert!(false, "its time is over"),
+                            Exhausted::Fail { .. } => {
                                 prop_assert!(!waits);
                                 return Ok(());
                             }
@@ -374,7 +374,7 @@ proptest! {
             }
             let is_good = if kind == 0 && disk_awaited {
                 disk_awaited = false;
-                prop_assert_eq!(read.disk_answered(OnDisk::Yes, Answer::Data { blank: false }), Then::HandOut);
+                prop_assert_eq!(read.on_disk_answer(OnDisk::Yes, Answer::Data { blank: false }), AfterAnswer::Deliver);
                 disk_is_good
             } else if awaited.is_empty() {
                 continue;
@@ -383,19 +383,19 @@ proptest! {
                 awaited.remove(&d);
                 prop_assert!(read.waits_for(d));
                 if kind == 1 {
-                    let then = read.answered(&mut map, 0, 3, d, Answer::No);
-                    prop_assert_eq!(then, Then::GoOn { failover: true });
+                    let then = read.on_answer(&mut map, 0, 3, d, Answer::No);
+                    prop_assert_eq!(then, AfterAnswer::TryNext { failover: true });
                     asks = true;
                     continue;
                 }
-                let then = read.answered(&mut map, 0, 3, d, Answer::Data { blank: false });
-                prop_assert_eq!(then, Then::HandOut);
+                let then = read.on_answer(&mut map, 0, 3, d, Answer::Data { blank: false });
+                prop_assert_eq!(then, AfterAnswer::Deliver);
                 good.contains(&d)
             };
             if is_good {
                 for d in awaited {
-                    let then = read.answered(&mut map, 0, 3, d, Answer::Data { blank: false });
-                    prop_assert_eq!(then, Then::Nothing);
+                    let then = read.on_answer(&mut map, 0, 3, d, Answer::Data { blank: false });
+                    prop_assert_eq!(then, AfterAnswer::Nothing);
                 }
                 return Ok(());
             }
@@ -479,12 +479,12 @@ proptest! {
                 loop {
                     let has_disk = on_disk.is_some();
                     let version = match repairs.source(slot, &map, &donors[..], has_disk) {
-                        From::Donor(t) => {
+                        RepairSource::Donor(t) => {
                             prop_assert!(up[t.donor]);
                             at[t.donor][extent as usize]
                         }
-                        From::Disk => on_disk.as_ref().unwrap()[extent as usize],
-                        From::Nowhere => {
+                        RepairSource::Disk => on_disk.as_ref().unwrap()[extent as usize],
+                        RepairSource::Unavailable => {
                             repairs.end(slot, &mut map, false);
                             break;
                         }
@@ -571,9 +571,15 @@ fn a_disk_that_was_asked_in_vain_is_asked_again_when_it_has_the_extent() {
             .find(0, &mut map, &donors[..], policy, |_| false, seal)
             .is_found
     );
-    assert_eq!(repairs.source(0, &map, &donors[..], true), From::Disk);
+    assert_eq!(
+        repairs.source(0, &map, &donors[..], true),
+        RepairSource::Disk
+    );
     assert_eq!(repairs.verified(0, &map, false, 1), Verified::Lacks);
-    assert_eq!(repairs.source(0, &map, &donors[..], true), From::Nowhere);
+    assert_eq!(
+        repairs.source(0, &map, &donors[..], true),
+        RepairSource::Unavailable
+    );
     repairs.end(0, &mut map, false);
     // It comes back, and both are repaired.
     repairs.tick(0);
@@ -587,7 +593,7 @@ fn a_disk_that_was_asked_in_vain_is_asked_again_when_it_has_the_extent() {
         assert_eq!(repairs.job(0).unwrap().to, to);
         assert!(matches!(
             repairs.source(0, &map, &donors[..], true),
-            From::Donor(_)
+            RepairSource::Donor(_)
         ));
         assert!(matches!(
             repairs.verified(0, &map, true, 1),
@@ -604,7 +610,10 @@ fn a_disk_that_was_asked_in_vain_is_asked_again_when_it_has_the_extent() {
             .find(0, &mut map, &donors[..], policy, |_| false, seal)
             .is_found
     );
-    assert_eq!(repairs.source(0, &map, &donors[..], true), From::Disk);
+    assert_eq!(
+        repairs.source(0, &map, &donors[..], true),
+        RepairSource::Disk
+    );
 }
 
 /// An agent takes over: as far as it knows, donors lack what its predecessor wrote there last, and nobody else has it.
@@ -630,9 +639,9 @@ fn what_a_donor_has_without_anybody_knowing_is_found_there() {
             assert_eq!(repairs.job(0).unwrap().to, Some(to));
             let ends = loop {
                 let good = match repairs.source(0, &map, &donors[..], true) {
-                    From::Disk => false,
-                    From::Donor(t) => has_it[t.donor] || map[&0].replicas[t.donor].has(0),
-                    From::Nowhere => panic!("the second one has it"),
+                    RepairSource::Disk => false,
+                    RepairSource::Donor(t) => has_it[t.donor] || map[&0].replicas[t.donor].has(0),
+                    RepairSource::Unavailable => panic!("the second one has it"),
                 };
                 match repairs.verified(0, &map, good, 1) {
                     Verified::Lacks => {}
@@ -666,10 +675,10 @@ fn a_copy_too_many_does_not_wait_for_what_is_written_late() {
             ..Slab::default()
         };
         (0..lacking).for_each(|extent| _ = slab.disk.add(extent));
-        let given = slab.let_go(&donors[..], policy, || true, 1);
+        let given = slab.remove_surplus(&donors[..], policy, || true, 1);
         assert_eq!(given.is_some(), goes, "{lacking} with {policy}");
         // Never the last one.
-        let next = slab.let_go(&donors[..], policy, || true, 1);
+        let next = slab.remove_surplus(&donors[..], policy, || true, 1);
         assert!(next.is_none());
     }
 }
@@ -705,13 +714,16 @@ fn a_blank_answer_of_a_disk_that_is_not_sure_is_no_copy() {
     let blank = Answer::Data { blank: true };
     let mut unsure = Read::default();
     assert_eq!(
-        unsure.disk_answered(OnDisk::Unsure, blank),
-        Then::GoOn { failover: false }
+        unsure.on_disk_answer(OnDisk::Unsure, blank),
+        AfterAnswer::TryNext { failover: false }
     );
     assert_eq!(unsure.is_bad(), None);
     let donors: &[canvas_place::replicas::DonorView] = &[];
-    let ends = unsure.otherwise(None, 0, donors, || 0, 1);
-    assert_eq!(ends, Otherwise::Ends { away: false });
+    let ends = unsure.on_exhausted(None, 0, donors, || 0, 1);
+    assert_eq!(ends, Exhausted::Fail { away: false });
     let mut sure = Read::default();
-    assert_eq!(sure.disk_answered(OnDisk::Yes, blank), Then::HandOut);
+    assert_eq!(
+        sure.on_disk_answer(OnDisk::Yes, blank),
+        AfterAnswer::Deliver
+    );
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::{Duration, Instant};
 
 use canvas_control::features::Sums;
-use canvas_place::slo::{Controller, Latency, Look, Slowdown};
+use canvas_place::slo::{Controller, Latency, Slowdown, TenantSample};
 use canvas_shm::histogram::{BUCKETS, bucket_floor_ns};
 use canvas_shm::lives::Lives;
 use canvas_shm::segment::{Counter, Mode, ProcSlot, Segment};
@@ -80,7 +80,7 @@ impl Offload {
         };
         let elapsed_s = now.duration_since(before.at).as_secs_f64();
         let of_target = self.measure(&before, elapsed_s, slo);
-        let pages = self.controller.step(&Look {
+        let pages = self.controller.step(&TenantSample {
             elapsed_s,
             of_target,
             local_pages: held(segment).map(|(_, pages)| pages).sum(),

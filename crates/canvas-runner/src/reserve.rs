@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use canvas_host::groups::{Group, Limited, groups_of};
-use canvas_place::reserve::{Guard, Held, Look, Verdict};
+use canvas_place::reserve::{Guard, Held, RoomSample, Verdict};
 use canvas_shm::segment::{LOCAL_PAGES_MIN, Segment, config_flag};
 use canvas_sys::proc::{futex_wait, futex_wake, now_ns};
 use canvas_types::PAGE_SIZE;
@@ -74,7 +74,7 @@ fn held(segment: &Segment) -> Held {
     }
 }
 
-fn apply(segment: &Segment, guard: &mut Guard, seen: Look, now: Held) {
+fn apply(segment: &Segment, guard: &mut Guard, seen: RoomSample, now: Held) {
     let host = &segment.host;
     host.available_bytes.store(seen.available_bytes, Relaxed);
     host.reserve_bytes.store(seen.reserve_bytes, Relaxed);
@@ -119,11 +119,11 @@ fn smallest(machine: u64, limits: impl Iterator<Item = u64>) -> u64 {
 }
 
 /// The machine or group with least memory left above its reserve.
-fn look(groups: &[Group], reserve: Amount) -> Option<Look> {
+fn look(groups: &[Group], reserve: Amount) -> Option<RoomSample> {
     let machine = canvas_host::HostMemory::of_machine(Path::new("/proc")).ok()?;
     let machine = (machine.total_bytes, machine.available_bytes);
     let all = groups.iter().filter_map(Group::total_and_available);
-    let of = |(total, available): (u64, u64)| Look {
+    let of = |(total, available): (u64, u64)| RoomSample {
         available_bytes: available,
         reserve_bytes: reserve_of(reserve, total),
     };

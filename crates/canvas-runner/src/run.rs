@@ -303,7 +303,7 @@ fn leave_shared(files: &Files, lives: Lives, segment: &Segment, far: &Far) {
     }
     segment.config.shared_bytes.store(0, Relaxed);
     segment.shared.used_bytes.store(0, Relaxed);
-    if files.leave_far(far) && far.ring(SHARED) {
+    if files.leave_far(far) && far.notify(SHARED) {
         canvas_sys::proc::futex_wake(&far.asleep, 1);
     }
 }

@@ -93,7 +93,7 @@ impl Class {
 /// Identifies one request; never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ticket {
-    pub(crate) seat: u32,
+    pub(crate) index: u32,
     pub(crate) slot: u32,
     pub(crate) serial: u64,
 }
@@ -107,7 +107,7 @@ pub struct Request {
     pub tenant: TenantId,
     /// The caller's tag.
     pub tag: u64,
-    /// Its current class: a promoted prefetch is a demand.
+    /// Its current class: an escalated prefetch is a demand.
     pub class: Class,
     /// Its link.
     pub link: LinkId,
@@ -160,9 +160,9 @@ pub enum TenantError {
     Weight,
 }
 
-/// Result of [`Scheduler::promote`].
+/// Result of [`Scheduler::escalate`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Promoted {
+pub enum Escalation {
     /// It was a waiting prefetch, and is now a waiting demand.
     Moved,
     /// It already is a waiting demand, or is a write.

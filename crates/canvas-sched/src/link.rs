@@ -130,7 +130,7 @@ pub(crate) type Turn = (u128, u64);
 #[derive(Debug)]
 pub(crate) struct Link {
     config: LinkConfig,
-    /// Flows (by seat) with something to send.
+    /// Flows (by tenant index) with something to send.
     pub(crate) ready: IndexHeap<Turn>,
     /// The sum of their weights.
     pub(crate) ready_weight: u64,

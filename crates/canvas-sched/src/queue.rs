@@ -1,7 +1,7 @@
 //! One tenant's requests that wait for one link, and which of its classes goes next.
 //!
 //! * A demand always goes before a prefetch, because a thread waits for it. A prefetch that waits long because of that
-//!   is dropped for its lateness, or promoted by a thread that needs it.
+//!   is dropped for its lateness, or escalated by a thread that needs it.
 //! * A write goes when there is no demand, and alternates with prefetches by bytes. But it must not starve behind
 //!   demands, because reclaim that cannot write stops the program as well: while demands go, one byte in
 //!   [`SWAP_OUT_PACE`] is for writes, and one in [`SWAP_OUT_PACE_PRESSED`] when [`SWAP_OUT_PRESSED`] of them wait. So a

@@ -7,8 +7,8 @@ use crate::link::{Link, LinkConfig, LinkStats};
 use crate::queue::{Choice, NONE};
 use crate::tenant::{State, Tenant, TenantConfig, TenantStats};
 use crate::{
-    Class, Decision, LINKS_MAX, LinkId, Promoted, REQUEST_BYTES_MAX, Refused, Request, TENANTS_MAX,
-    TenantError, TenantId, Ticket, WEIGHTS,
+    Class, Decision, Escalation, LINKS_MAX, LinkId, REQUEST_BYTES_MAX, Refused, Request,
+    TENANTS_MAX, TenantError, TenantId, Ticket, WEIGHTS,
 };
 
 /// Virtual time of a byte at weight 1: rounding is then below a millionth of the smallest request.
@@ -36,14 +36,14 @@ pub const ALONE_NS: u64 = 100_000_000;
 #[derive(Debug)]
 pub struct Scheduler {
     links: Vec<Link>,
-    /// Tenants by seat; empty seats are in `free`.
-    seats: Vec<Option<Box<Tenant>>>,
+    /// Tenants by index; unused indices are in `free`.
+    tenants: Vec<Option<Box<Tenant>>>,
     free: Vec<u32>,
-    /// Seats by tenant.
+    /// Indices by tenant.
     by_id: BTreeMap<TenantId, u32>,
     /// Sum of the tenants' weights.
     weights: u64,
-    /// Flows (`seat * LINKS_MAX + link`) that wait for a limit, by the time when it allows them, then by arrival.
+    /// Flows (`index * LINKS_MAX + link`) that wait for a limit, by the time when it allows them, then by arrival.
     held_back: IndexHeap<(u64, u64)>,
     /// The link to check first.
     turn: usize,
@@ -65,7 +65,7 @@ impl Scheduler {
     pub fn new() -> Scheduler {
         Scheduler {
             links: Vec::new(),
-            seats: Vec::new(),
+            tenants: Vec::new(),
             free: Vec::new(),
             by_id: BTreeMap::new(),
             weights: 0,
@@ -83,9 +83,9 @@ impl Scheduler {
             return None;
         }
         let mut link = Link::new(config);
-        link.ready.reserve(self.seats.len());
+        link.ready.reserve(self.tenants.len());
         self.links.push(link);
-        for tenant in self.seats.iter_mut().flatten() {
+        for tenant in self.tenants.iter_mut().flatten() {
             tenant.flows.push(Default::default());
         }
         Some(LinkId(self.links.len() as u8 - 1))
@@ -108,20 +108,20 @@ impl Scheduler {
         if self.by_id.contains_key(&id) {
             return Err(TenantError::Exists);
         }
-        let seat = match self.free.pop() {
-            Some(seat) => seat,
-            None if self.seats.len() == TENANTS_MAX => return Err(TenantError::TooMany),
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if self.tenants.len() == TENANTS_MAX => return Err(TenantError::TooMany),
             None => {
-                self.seats.push(None);
-                let n = self.seats.len();
+                self.tenants.push(None);
+                let n = self.tenants.len();
                 self.links.iter_mut().for_each(|l| l.ready.reserve(n));
                 self.held_back.reserve(n * LINKS_MAX);
                 n as u32 - 1
             }
         };
         let tenant = Tenant::new(id, config, self.links.len());
-        self.seats[seat as usize] = Some(Box::new(tenant));
-        self.by_id.insert(id, seat);
+        self.tenants[index as usize] = Some(Box::new(tenant));
+        self.by_id.insert(id, index);
         self.weights += u64::from(config.weight);
         Ok(())
     }
@@ -139,18 +139,20 @@ impl Scheduler {
         if !WEIGHTS.contains(&config.weight) {
             return Err(TenantError::Weight);
         }
-        let seat = *self.by_id.get(&id).ok_or(TenantError::Unknown)?;
-        let tenant = self.seats[seat as usize].as_mut().expect("it has a seat");
+        let index = *self.by_id.get(&id).ok_or(TenantError::Unknown)?;
+        let tenant = self.tenants[index as usize]
+            .as_mut()
+            .expect("it has an index");
         let old = std::mem::replace(&mut tenant.weight, config.weight);
         self.weights = self.weights - u64::from(old) + u64::from(config.weight);
         tenant.reads.set(config.swap_in_limit, now_ns);
         tenant.writes.set(config.swap_out_limit, now_ns);
         for link in 0..self.links.len() {
             let l = &mut self.links[link];
-            if l.ready.contains(seat) {
+            if l.ready.contains(index) {
                 l.ready_weight = l.ready_weight - u64::from(old) + u64::from(config.weight);
             }
-            self.wake(seat, link);
+            self.wake(index, link);
         }
         Ok(())
     }
@@ -159,30 +161,34 @@ impl Scheduler {
     /// from their links as if given up: nobody will report their end, and a link that counted them forever would be
     /// full one day. The number may be reused at once. `None`: no such tenant.
     pub fn remove_tenant(&mut self, id: TenantId) -> Option<Vec<Request>> {
-        let seat = self.by_id.remove(&id)?;
+        let index = self.by_id.remove(&id)?;
         let mut waiting = Vec::new();
         for link in 0..self.links.len() {
-            self.unready(seat, link);
-            self.held_back.remove(flow_id(seat, link));
-            let tenant = self.seats[seat as usize].as_mut().expect("it has a seat");
+            self.unready(index, link);
+            self.held_back.remove(flow_id(index, link));
+            let tenant = self.tenants[index as usize]
+                .as_mut()
+                .expect("it has an index");
             for class in 0..Class::ALL.len() {
                 loop {
                     let at = tenant.flows[link].lists[class].head;
                     if at == NONE {
                         break;
                     }
-                    waiting.push(tenant.request(at, seat));
+                    waiting.push(tenant.request(at, index));
                     tenant.unlink(at);
                     tenant.release(at);
                 }
             }
         }
-        let tenant = self.seats[seat as usize].take().expect("it has a seat");
+        let tenant = self.tenants[index as usize]
+            .take()
+            .expect("it has an index");
         self.weights -= u64::from(tenant.weight);
         for (link, bytes) in tenant.under_way() {
             self.links[link].lost(bytes);
         }
-        self.free.push(seat);
+        self.free.push(index);
         Some(waiting)
     }
 
@@ -207,8 +213,10 @@ impl Scheduler {
         if at >= self.links.len() {
             return Err(Refused::NoLink);
         }
-        let seat = *self.by_id.get(&id).ok_or(Refused::NoTenant)?;
-        let tenant = self.seats[seat as usize].as_mut().expect("it has a seat");
+        let index = *self.by_id.get(&id).ok_or(Refused::NoTenant)?;
+        let tenant = self.tenants[index as usize]
+            .as_mut()
+            .expect("it has an index");
         self.serial += 1;
         let serial = self.serial;
         let slot = tenant
@@ -216,12 +224,16 @@ impl Scheduler {
             .ok_or(Refused::Full)?;
         let flow = &tenant.flows[at];
         if flow.len() == 1 {
-            self.make_ready(seat, at);
+            self.make_ready(index, at);
         } else if flow.list(class).len == 1 {
             // The limit that holds the others back may not apply to this one.
-            self.wake(seat, at);
+            self.wake(index, at);
         }
-        Ok(Ticket { seat, slot, serial })
+        Ok(Ticket {
+            index,
+            slot,
+            serial,
+        })
     }
 
     /// Whether a prefetch of `bytes` would come too late, behind `ahead_bytes` of the tenant's other prefetches that
@@ -239,16 +251,18 @@ impl Scheduler {
             return false;
         }
         let at = link.0 as usize;
-        let (Some(seat), Some(link)) = (self.by_id.get(&id), self.links.get(at)) else {
+        let (Some(index), Some(link)) = (self.by_id.get(&id), self.links.get(at)) else {
             return false;
         };
-        let tenant = self.seats[*seat as usize].as_ref().expect("it has a seat");
+        let tenant = self.tenants[*index as usize]
+            .as_ref()
+            .expect("it has an index");
         // A tenant that is behind because of its own limit is not served at once.
         let credit = match tenant.reads.is_limited() {
             true => 0,
             false => {
                 let behind = link.clock.saturating_sub(tenant.flows[at].finish);
-                bytes_in(behind, tenant.weight).min(credit_bytes(link, *seat, tenant.weight))
+                bytes_in(behind, tenant.weight).min(credit_bytes(link, *index, tenant.weight))
             }
         };
         let all_bytes = ahead_bytes.saturating_add(bytes.into());
@@ -260,8 +274,8 @@ impl Scheduler {
     /// pieces are done, so that it does not end later for being cut.
     pub fn put_first(&mut self, ticket: Ticket) {
         let Some(tenant) = self
-            .seats
-            .get_mut(ticket.seat as usize)
+            .tenants
+            .get_mut(ticket.index as usize)
             .and_then(Option::as_mut)
         else {
             return;
@@ -272,12 +286,14 @@ impl Scheduler {
         let link = slot.link as usize;
         tenant.put_first(ticket.slot);
         // The limit that holds the former first one back may not apply to this one.
-        self.wake(ticket.seat, link);
+        self.wake(ticket.index, link);
     }
 
     /// Makes a flow ready: its start is its last finish, but not much earlier than the link's clock ([`CREDIT_NS`]).
-    fn make_ready(&mut self, seat: u32, link: usize) {
-        let tenant = self.seats[seat as usize].as_ref().expect("it has a seat");
+    fn make_ready(&mut self, index: u32, link: usize) {
+        let tenant = self.tenants[index as usize]
+            .as_ref()
+            .expect("it has an index");
         let l = &mut self.links[link];
         if l.ready.len() == 0 && l.under_way == 0 {
             // Nobody wanted anything: advantages between tenants are over.
@@ -285,25 +301,27 @@ impl Scheduler {
         }
         let start = tenant.flows[link]
             .finish
-            .max(earliest(l, seat, tenant.weight));
+            .max(earliest(l, index, tenant.weight));
         self.serial += 1;
-        l.ready.put(seat, (start, self.serial));
+        l.ready.put(index, (start, self.serial));
         l.ready_weight += u64::from(tenant.weight);
     }
 
     /// Removes a flow from the ready ones.
-    fn unready(&mut self, seat: u32, link: usize) {
-        let tenant = self.seats[seat as usize].as_ref().expect("it has a seat");
+    fn unready(&mut self, index: u32, link: usize) {
+        let tenant = self.tenants[index as usize]
+            .as_ref()
+            .expect("it has an index");
         let l = &mut self.links[link];
-        if l.ready.remove(seat) {
+        if l.ready.remove(index) {
             l.ready_weight -= u64::from(tenant.weight);
         }
     }
 
     /// Checks a flow again that a limit holds back.
-    fn wake(&mut self, seat: u32, link: usize) {
-        if self.held_back.remove(flow_id(seat, link)) {
-            self.make_ready(seat, link);
+    fn wake(&mut self, index: u32, link: usize) {
+        if self.held_back.remove(flow_id(index, link)) {
+            self.make_ready(index, link);
         }
     }
 
@@ -311,19 +329,21 @@ impl Scheduler {
     /// While others wait for the link, returns how many bytes it is ahead of the one served now.
     pub fn charge(&mut self, id: TenantId, link: LinkId, bytes: u64) -> Option<u64> {
         let at = link.0 as usize;
-        let (seat, l) = (*self.by_id.get(&id)?, self.links.get_mut(at)?);
-        let tenant = self.seats[seat as usize].as_mut().expect("it has a seat");
+        let (index, l) = (*self.by_id.get(&id)?, self.links.get_mut(at)?);
+        let tenant = self.tenants[index as usize]
+            .as_mut()
+            .expect("it has an index");
         let flow = &mut tenant.flows[at];
-        let start = flow.finish.max(earliest(l, seat, tenant.weight));
+        let start = flow.finish.max(earliest(l, index, tenant.weight));
         if bytes > 0 {
             l.was_used_by(id);
         }
         flow.finish = start + virtual_time(bytes, tenant.weight.into());
         l.finish_max = l.finish_max.max(flow.finish);
-        let is_ready = l.ready.contains(seat);
+        let is_ready = l.ready.contains(index);
         if is_ready && bytes > 0 {
             self.serial += 1;
-            l.ready.put(seat, (flow.finish, self.serial));
+            l.ready.put(index, (flow.finish, self.serial));
         }
         let ahead = flow.finish.saturating_sub(l.clock);
         let others = l.ready.len() > usize::from(is_ready);
@@ -332,8 +352,8 @@ impl Scheduler {
 
     /// Bytes of a tenant sent over the link so far.
     pub fn sent_bytes(&self, id: TenantId, link: LinkId) -> u64 {
-        let seat = self.by_id.get(&id);
-        let tenant = seat.and_then(|seat| self.seats[*seat as usize].as_ref());
+        let index = self.by_id.get(&id);
+        let tenant = index.and_then(|index| self.tenants[*index as usize].as_ref());
         let flow = tenant.and_then(|tenant| tenant.flows.get(link.0 as usize));
         flow.map_or(0, |flow| flow.sent_bytes)
     }
@@ -360,33 +380,37 @@ impl Scheduler {
 
     fn next_of(&mut self, link: usize, now_ns: u64) -> Option<Decision> {
         while self.links[link].has_room() {
-            let ((start, _), seat) = self.links[link].ready.first()?;
-            let tenant = self.seats[seat as usize].as_mut().expect("it has a seat");
+            let ((start, _), index) = self.links[link].ready.first()?;
+            let tenant = self.tenants[index as usize]
+                .as_mut()
+                .expect("it has an index");
             let head = tenant.heads(link as u8);
             if self.timeliness
                 && head[Class::Prefetch as usize] > 0
                 && !(tenant.flows[link].dropped && head[Class::Demand as usize] > 0)
                 && is_late(tenant, &self.links[link], link, now_ns)
             {
-                return Some(self.drop_prefetch(seat, link));
+                return Some(self.drop_prefetch(index, link));
             }
             match tenant.flows[link].choose(head, &tenant.reads, &tenant.writes, now_ns) {
-                Choice::Send(class) => return Some(self.send(seat, link, class, start, now_ns)),
+                Choice::Send(class) => return Some(self.send(index, link, class, start, now_ns)),
                 Choice::Wait(due) => {
                     debug_assert!(due > now_ns);
-                    self.unready(seat, link);
+                    self.unready(index, link);
                     self.serial += 1;
-                    self.held_back.put(flow_id(seat, link), (due, self.serial));
+                    self.held_back.put(flow_id(index, link), (due, self.serial));
                 }
             }
         }
         None
     }
 
-    fn drop_prefetch(&mut self, seat: u32, link: usize) -> Decision {
-        let tenant = self.seats[seat as usize].as_mut().expect("it has a seat");
+    fn drop_prefetch(&mut self, index: u32, link: usize) -> Decision {
+        let tenant = self.tenants[index as usize]
+            .as_mut()
+            .expect("it has an index");
         let at = tenant.flows[link].list(Class::Prefetch).head;
-        let request = tenant.request(at, seat);
+        let request = tenant.request(at, index);
         tenant.unlink(at);
         tenant.release(at);
         tenant.stats.classes[Class::Prefetch as usize].dropped += 1;
@@ -394,15 +418,24 @@ impl Scheduler {
         flow.dropped = true;
         flow.settle();
         if flow.is_empty() {
-            self.unready(seat, link);
+            self.unready(index, link);
         }
         Decision::Drop(request)
     }
 
-    fn send(&mut self, seat: u32, link: usize, class: Class, start: u128, now_ns: u64) -> Decision {
-        let tenant = self.seats[seat as usize].as_mut().expect("it has a seat");
+    fn send(
+        &mut self,
+        index: u32,
+        link: usize,
+        class: Class,
+        start: u128,
+        now_ns: u64,
+    ) -> Decision {
+        let tenant = self.tenants[index as usize]
+            .as_mut()
+            .expect("it has an index");
         let at = tenant.flows[link].list(class).head;
-        let request = tenant.request(at, seat);
+        let request = tenant.request(at, index);
         let bytes = request.bytes;
         tenant.unlink(at);
         let bucket = match class {
@@ -419,15 +452,17 @@ impl Scheduler {
         let clock = self.clock_after(link, (start, finish), weight, bytes, alone_ns);
         self.links[link].clock = clock;
         if empty {
-            self.unready(seat, link);
+            self.unready(index, link);
         } else {
             self.serial += 1;
-            self.links[link].ready.put(seat, (finish, self.serial));
+            self.links[link].ready.put(index, (finish, self.serial));
         }
         let l = &mut self.links[link];
         l.finish_max = l.finish_max.max(finish);
         let mark = l.send(bytes, now_ns);
-        let tenant = self.seats[seat as usize].as_mut().expect("it has a seat");
+        let tenant = self.tenants[index as usize]
+            .as_mut()
+            .expect("it has an index");
         let slot = tenant.slot_mut(at);
         slot.state = State::UnderWay;
         slot.mark = mark;
@@ -476,8 +511,8 @@ impl Scheduler {
     }
 
     fn ended(&mut self, ticket: Ticket, at_ns: Option<u64>) -> bool {
-        let seat = self.seats.get_mut(ticket.seat as usize);
-        let Some(tenant) = seat.and_then(Option::as_mut) else {
+        let entry = self.tenants.get_mut(ticket.index as usize);
+        let Some(tenant) = entry.and_then(Option::as_mut) else {
             self.strays += 1;
             return false;
         };
@@ -502,34 +537,36 @@ impl Scheduler {
 
     /// A thread waits for this request: a waiting prefetch becomes a demand. This records the prefetch's timeliness as
     /// well: do not call [`Scheduler::used_after`] for it.
-    pub fn promote(&mut self, ticket: Ticket, now_ns: u64) -> Promoted {
-        let seat = self.seats.get_mut(ticket.seat as usize);
-        let Some(tenant) = seat.and_then(Option::as_mut) else {
-            return Promoted::Gone;
+    pub fn escalate(&mut self, ticket: Ticket, now_ns: u64) -> Escalation {
+        let entry = self.tenants.get_mut(ticket.index as usize);
+        let Some(tenant) = entry.and_then(Option::as_mut) else {
+            return Escalation::Gone;
         };
         let Some(slot) = tenant.slot_of(ticket) else {
-            return Promoted::Gone;
+            return Escalation::Gone;
         };
         let (state, class, link) = (slot.state, slot.class, slot.link as usize);
         if class == Class::Prefetch {
             tenant.needed(ticket.slot, now_ns);
         }
         if state == State::UnderWay {
-            return Promoted::UnderWay;
+            return Escalation::UnderWay;
         }
         if class != Class::Prefetch {
-            return Promoted::Already;
+            return Escalation::Already;
         }
-        tenant.promote(ticket.slot);
-        self.wake(ticket.seat, link);
-        Promoted::Moved
+        tenant.escalate(ticket.slot);
+        self.wake(ticket.index, link);
+        Escalation::Moved
     }
 
     /// Records that `count` prefetched pages of a tenant were used `ns` after their prefetch was posted. Pages that
     /// were needed before they came count too (dropped ones, and those whose waiter submitted them again).
     pub fn used_after(&mut self, id: TenantId, ns: u64, count: u32) {
-        if let Some(seat) = self.by_id.get(&id) {
-            let tenant = self.seats[*seat as usize].as_mut().expect("it has a seat");
+        if let Some(index) = self.by_id.get(&id) {
+            let tenant = self.tenants[*index as usize]
+                .as_mut()
+                .expect("it has an index");
             tenant.used_after(ns, count);
         }
     }
@@ -548,8 +585,8 @@ impl Scheduler {
 
     /// A tenant's counters.
     pub fn stats(&self, id: TenantId) -> Option<&TenantStats> {
-        let seat = self.by_id.get(&id)?;
-        self.seats[*seat as usize].as_ref().map(|t| &t.stats)
+        let index = self.by_id.get(&id)?;
+        self.tenants[*index as usize].as_ref().map(|t| &t.stats)
     }
 
     /// A link's statistics.
@@ -570,14 +607,14 @@ impl Scheduler {
         let mut under_way = vec![0; self.links.len()];
         let mut ready = vec![(0, 0); self.links.len()];
         self.held_back.check();
-        for (seat, tenant) in self.seats.iter().enumerate() {
+        for (index, tenant) in self.tenants.iter().enumerate() {
             let Some(tenant) = tenant else { continue };
-            let seat = seat as u32;
+            let index = index as u32;
             tenant.check(&mut under_way);
-            assert_eq!(self.by_id.get(&tenant.id), Some(&seat));
+            assert_eq!(self.by_id.get(&tenant.id), Some(&index));
             for (link, flow) in tenant.flows.iter().enumerate() {
-                let is_ready = self.links[link].ready.contains(seat);
-                let is_held = self.held_back.contains(flow_id(seat, link));
+                let is_ready = self.links[link].ready.contains(index);
+                let is_held = self.held_back.contains(flow_id(index, link));
                 assert_eq!(!flow.is_empty(), is_ready || is_held);
                 assert!(!(is_ready && is_held));
                 if is_ready {
@@ -590,32 +627,32 @@ impl Scheduler {
             l.ready.check();
             assert_eq!(l.under_way, under_way[link]);
             assert_eq!((l.ready.len(), l.ready_weight), ready[link]);
-            if let Some(((start, _), seat)) = l.ready.first() {
+            if let Some(((start, _), index)) = l.ready.first() {
                 // Credit grows with the rate, once that is known.
                 assert!(
-                    l.stats().rate_bytes_s > 0 || start >= earliest(l, seat, 1),
+                    l.stats().rate_bytes_s > 0 || start >= earliest(l, index, 1),
                     "nobody is far ahead of the clock"
                 );
             }
         }
         assert_eq!(
-            self.seats.len(),
-            self.free.len() + self.seats.iter().flatten().count()
+            self.tenants.len(),
+            self.free.len() + self.tenants.iter().flatten().count()
         );
-        assert_eq!(self.by_id.len(), self.seats.iter().flatten().count());
+        assert_eq!(self.by_id.len(), self.tenants.iter().flatten().count());
     }
 }
 
 /// The earliest virtual start of a flow that was idle.
-fn earliest(link: &Link, seat: u32, weight: u32) -> u128 {
-    let credit = virtual_time(credit_bytes(link, seat, weight), weight.into());
+fn earliest(link: &Link, index: u32, weight: u32) -> u128 {
+    let credit = virtual_time(credit_bytes(link, index, weight), weight.into());
     link.clock.saturating_sub(credit)
 }
 
 /// Credit of a tenant that comes back.
-fn credit_bytes(link: &Link, seat: u32, weight: u32) -> u64 {
+fn credit_bytes(link: &Link, index: u32, weight: u32) -> u64 {
     let weight = u64::from(weight);
-    let weights = match link.ready.contains(seat) {
+    let weights = match link.ready.contains(index) {
         true => link.ready_weight,
         false => link.ready_weight + weight,
     };
@@ -633,8 +670,8 @@ fn bytes_in(time: u128, weight: u32) -> u64 {
     u64::try_from(time * u128::from(weight) / BYTE).unwrap_or(u64::MAX)
 }
 
-fn flow_id(seat: u32, link: usize) -> u32 {
-    seat * LINKS_MAX as u32 + link as u32
+fn flow_id(index: u32, link: usize) -> u32 {
+    index * LINKS_MAX as u32 + link as u32
 }
 
 /// Whether the tenant's first prefetch would come too late, if its demands go before it.

@@ -264,7 +264,7 @@ impl Tenant {
     }
 
     /// A waiting prefetch becomes a demand, at the end of their queue.
-    pub(crate) fn promote(&mut self, at: u32) {
+    pub(crate) fn escalate(&mut self, at: u32) {
         self.unlink(at);
         let slot = &mut self.slots[at as usize];
         debug_assert_eq!(slot.class, Class::Prefetch);
@@ -295,11 +295,11 @@ impl Tenant {
         self.free.push(at);
     }
 
-    pub(crate) fn request(&self, at: u32, seat: u32) -> Request {
+    pub(crate) fn request(&self, at: u32, index: u32) -> Request {
         let slot = self.slot(at);
         Request {
             ticket: Ticket {
-                seat,
+                index,
                 slot: at,
                 serial: slot.serial,
             },

@@ -258,13 +258,13 @@ impl Far {
 
     /// Program: notifies the agent that process `proc` has posted. True when the agent sleeps: then wake one waiter of
     /// [`Far::asleep`].
-    pub fn ring(&self, proc: usize) -> bool {
+    pub fn notify(&self, proc: usize) -> bool {
         self.active[proc / 64].fetch_or(1 << (proc % 64), Ordering::SeqCst);
         self.asleep.load(Ordering::SeqCst) != 0 && self.asleep.swap(0, Ordering::SeqCst) != 0
     }
 
     /// Agent: calls `on` for each process that has posted since the last call. True if any had.
-    pub fn rung(&self, mut on: impl FnMut(usize)) -> bool {
+    pub fn take_notified(&self, mut on: impl FnMut(usize)) -> bool {
         let mut any = false;
         for (w, word) in self.active.iter().enumerate() {
             if word.load(Ordering::Relaxed) == 0 {
@@ -328,7 +328,7 @@ impl Far {
     }
 
     /// Program: removes the reference of process `proc` to the slab. The last one leaves the slab to the agent; then
-    /// the result is true, and the caller notifies the agent ([`Far::ring`]).
+    /// the result is true, and the caller notifies the agent ([`Far::notify`]).
     pub fn drop_slab(&self, slab: u32, proc: usize) -> bool {
         let Some(s) = self.slabs.get(slab as usize) else {
             return false;
@@ -628,19 +628,19 @@ mod tests {
     }
 
     #[test]
-    fn the_bell_wakes_a_sleeper_once_and_is_never_lost() {
+    fn a_notification_wakes_a_sleeper_once_and_is_never_lost() {
         let far = far();
-        assert!(!far.ring(5), "awake");
+        assert!(!far.notify(5), "awake");
         assert!(!far.about_to_sleep(), "something was posted");
         let mut who = Vec::new();
-        assert!(far.rung(|p| who.push(p)));
+        assert!(far.take_notified(|p| who.push(p)));
         assert_eq!(who, [5]);
         assert!(far.about_to_sleep());
-        assert!(far.ring(64), "asleep: wake it");
-        assert!(!far.ring(1023), "woken already");
+        assert!(far.notify(64), "asleep: wake it");
+        assert!(!far.notify(1023), "woken already");
         who.clear();
-        far.rung(|p| who.push(p));
+        far.take_notified(|p| who.push(p));
         assert_eq!(who, [64, 1023]);
-        assert!(!far.rung(|_| ()));
+        assert!(!far.take_notified(|_| ()));
     }
 }

@@ -7,7 +7,7 @@
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 
 use crate::far::{EXTENT_BYTES, Far, SLAB_EXTENTS};
-use crate::mailbox::Ask;
+use crate::mailbox::RequestFields;
 
 /// Most donors to which a tenant can have channels.
 pub const DONORS_MAX: usize = 64;
@@ -24,7 +24,7 @@ const ON_DISK: u32 = 1 << 16;
 /// shard of an extent is in place of the handle.
 const IN_SHARDS: u32 = 1 << 31;
 
-/// In a donor's place word: its channels can use queue pairs.
+/// In a donor's port word: its channels can use queue pairs.
 const HAS_RDMA: u32 = 1 << 24;
 
 /// Most data shards of a slab.
@@ -65,18 +65,18 @@ impl<const WORDS: usize> Bytes<WORDS> {
 #[repr(C, align(64))]
 pub struct Donor {
     /// Its address: port in the lowest 16 bits, above them 4 or 6, with [`HAS_RDMA`]; 0 while it has no channels.
-    place: AtomicU32,
+    port: AtomicU32,
     /// 1 when a process wants a ticket.
     wanted: AtomicU32,
     ticket_state: AtomicU32,
-    address: Bytes<2>,
+    ip: Bytes<2>,
     ticket: Bytes<2>,
     keys: Bytes<8>,
 }
 
 /// An address: IPv4 in the first 4 bytes, or IPv6.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct DonorAddress {
     /// In network byte order; the first four bytes when it is not `is_v6`.
     pub ip: [u8; 16],
     /// TCP port.
@@ -88,38 +88,38 @@ pub struct Place {
 }
 
 impl Donor {
-    /// Agent: publishes that the donor serves channels at this place, or (`None`) that it does not.
-    pub fn set_place(&self, place: Option<Place>) {
-        let Some(Place {
+    /// Agent: publishes that the donor serves channels at this address, or (`None`) that it does not.
+    pub fn set_address(&self, address: Option<DonorAddress>) {
+        let Some(DonorAddress {
             ip,
             port,
             is_v6,
             has_rdma,
-        }) = place
+        }) = address
         else {
-            return self.place.store(0, Ordering::Release);
+            return self.port.store(0, Ordering::Release);
         };
-        self.address.put(&ip);
+        self.ip.put(&ip);
         let family = if is_v6 { 6 } else { 4 };
         let rdma = if has_rdma { HAS_RDMA } else { 0 };
-        self.place
+        self.port
             .store(family << 16 | u32::from(port) | rdma, Ordering::Release);
     }
 
     /// Program: where the donor serves channels, if it does.
-    pub fn place(&self) -> Option<Place> {
-        let place = self.place.load(Ordering::Acquire);
-        (place != 0).then(|| Place {
-            ip: self.address.get(),
-            port: place as u16,
-            is_v6: (place & !HAS_RDMA) >> 16 == 6,
-            has_rdma: place & HAS_RDMA != 0,
+    pub fn address(&self) -> Option<DonorAddress> {
+        let port = self.port.load(Ordering::Acquire);
+        (port != 0).then(|| DonorAddress {
+            ip: self.ip.get(),
+            port: port as u16,
+            is_v6: (port & !HAS_RDMA) >> 16 == 6,
+            has_rdma: port & HAS_RDMA != 0,
         })
     }
 
     /// Program: whether the donor serves channels.
     pub fn is_open(&self) -> bool {
-        self.place.load(Ordering::Relaxed) != 0
+        self.port.load(Ordering::Relaxed) != 0
     }
 
     /// Program: takes a ticket, with the keys of its channel. `None` when there is none: then the agent is asked for
@@ -337,7 +337,7 @@ impl Lanes {
 }
 
 /// Where to send a read.
-pub struct Way<'f> {
+pub struct ReadTarget<'f> {
     /// The route it uses.
     pub route: &'f Route,
     /// The donor.
@@ -351,7 +351,7 @@ pub struct Way<'f> {
 impl Far {
     /// Program: the donor from which to read what `ask` names. `None` when the agent must read it, also where it
     /// crosses from one shard into the next.
-    pub fn way(&self, ask: &Ask) -> Option<Way<'_>> {
+    pub fn read_target(&self, ask: &RequestFields) -> Option<ReadTarget<'_>> {
         let extent = ask.extent as usize;
         let (slab, within) = (extent / SLAB_EXTENTS, extent % SLAB_EXTENTS);
         let (begin, len) = (ask.offset as usize, ask.len as usize);
@@ -368,7 +368,7 @@ impl Far {
             }
         };
         let (donor, handle) = route.get(self.lanes.is_disk_first())?;
-        Some(Way {
+        Some(ReadTarget {
             route,
             donor,
             handle,
@@ -423,21 +423,21 @@ mod tests {
     #[test]
     fn places_are_told_as_they_are() {
         let donor = zeroed::<Donor>();
-        assert_eq!((donor.place(), donor.is_open()), (None, false));
+        assert_eq!((donor.address(), donor.is_open()), (None, false));
         for is_v6 in [false, true] {
             let mut ip = [0; 16];
             ip[..4].copy_from_slice(&[10, 0, 0, 2]);
-            let place = Place {
+            let address = DonorAddress {
                 ip,
                 port: 65_535,
                 is_v6,
                 has_rdma: !is_v6,
             };
-            donor.set_place(Some(place));
-            assert_eq!((donor.place(), donor.is_open()), (Some(place), true));
+            donor.set_address(Some(address));
+            assert_eq!((donor.address(), donor.is_open()), (Some(address), true));
         }
-        donor.set_place(None);
-        assert_eq!(donor.place(), None);
+        donor.set_address(None);
+        assert_eq!(donor.address(), None);
     }
 
     #[test]
@@ -463,43 +463,43 @@ mod tests {
     #[test]
     fn a_read_goes_to_the_shard_that_has_all_of_it() {
         let (_, far) = crate::tenant();
-        let way = |extent, offset, len| {
+        let target = |extent, offset, len| {
             let kind = Kind::Read;
-            let ask = Ask {
+            let ask = RequestFields {
                 kind,
                 extent,
                 offset,
                 len,
             };
-            far.way(&ask).map(|w| (w.donor, w.handle, w.offset))
+            far.read_target(&ask).map(|w| (w.donor, w.handle, w.offset))
         };
         let extent = SLAB_EXTENTS as u32 + 3;
-        assert_eq!(way(extent, 64, 200), None);
+        assert_eq!(target(extent, 64, 200), None);
         far.routes[1].set(5, 50, false);
         let at = 3 * EXTENT_BYTES as u32 + 64;
-        assert_eq!(way(extent, 64, 200), Some((5, 50, at)));
+        assert_eq!(target(extent, 64, 200), Some((5, 50, at)));
         // In three shards, the last one padded; the second has no donor.
         let shard = 10_944;
         for (n, donor) in [(0, 1), (2, 2)] {
             far.shard_routes[1][n].set(donor, 10 + n as u64, false);
         }
         far.routes[1].set_in_shards(shard as usize);
-        assert_eq!(way(extent, 64, 200), Some((1, 10, 3 * shard + 64)));
-        assert_eq!(way(extent, 0, shard), Some((1, 10, 3 * shard)));
-        assert_eq!(way(extent, 2 * shard, 300), Some((2, 12, 3 * shard)));
+        assert_eq!(target(extent, 64, 200), Some((1, 10, 3 * shard + 64)));
+        assert_eq!(target(extent, 0, shard), Some((1, 10, 3 * shard)));
+        assert_eq!(target(extent, 2 * shard, 300), Some((2, 12, 3 * shard)));
         assert_eq!(
-            way(extent, shard - 100, 200),
+            target(extent, shard - 100, 200),
             None,
             "from one into the next"
         );
-        assert_eq!(way(extent, shard, 200), None, "nobody has it");
+        assert_eq!(target(extent, shard, 200), None, "nobody has it");
         // The tenant can write any number there.
         for bytes in [0, 1, EXTENT_BYTES as u64 + 1, u64::MAX] {
             far.routes[1].handle.store(bytes, Ordering::Relaxed);
-            assert_eq!(way(extent, 640, 200), None);
+            assert_eq!(target(extent, 640, 200), None);
         }
-        assert_eq!(way(u32::MAX, 0, 200), None, "no such slab");
+        assert_eq!(target(u32::MAX, 0, 200), None, "no such slab");
         far.routes[1].set(5, 50, false);
-        assert_eq!(way(extent, 64, 200), Some((5, 50, at)), "copies again");
+        assert_eq!(target(extent, 64, 200), Some((5, 50, at)), "copies again");
     }
 }

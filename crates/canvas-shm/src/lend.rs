@@ -2,11 +2,11 @@
 //! the pages that are present. From checking them to the end of the copy no page may be evicted: a write into a page
 //! that was unmapped meanwhile would be lost.
 //!
-//! The asker puts a [`Request`] into the owner's [`Place`]. At stage [`Stage::Used`] the owner's reclaim skips these
-//! pages. Each side publishes its own action before it checks the other's: the asker puts its request there and then
-//! waits until no batch is under way, and the owner starts a batch and then checks for a request. So one of the two
-//! sees the other, and the owner need not answer as long as the pages are present. Where they are not, its reclaim
-//! thread is asked to bring them in ([`Stage::Posted`]).
+//! The requester puts a [`CopyRequest`] into the owner's [`RequestCell`]. At stage [`Stage::Copying`] the owner's
+//! reclaim skips these pages. Each side publishes its own action before it checks the other's: the requester puts its
+//! request there and then waits until no batch is under way, and the owner starts a batch and then checks for a
+//! request. So one of the two sees the other, and the owner need not answer as long as the pages are present. Where
+//! they are not, its reclaim thread is asked to bring them in ([`Stage::Posted`]).
 
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -15,11 +15,11 @@ pub const PAGES_MAX: u32 = 256;
 
 /// A request, as its word encodes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Request(u64);
+pub struct CopyRequest(u64);
 
 /// The requester: the index of its process's slot, and a thread number, of which few bits count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Asker {
+pub struct Requester {
     /// Index in [`crate::Segment::procs`].
     pub process: u32,
     /// Keeps two threads of one process from taking each other's request for their own.
@@ -32,21 +32,22 @@ pub enum Stage {
     /// The owner is to make the pages present, and has not seen the request.
     Posted,
     /// The owner makes the pages present.
-    Taken,
-    /// The pages are present, until the asker removes the request, or the owner loses patience.
+    Fetching,
+    /// The pages are present, until the requester removes the request, or the owner loses patience.
     Ready,
     /// None of the pages could be made present.
-    Nothing,
-    /// The kernel copies: the owner evicts none of the present pages until the asker removes the request or has died.
-    Used,
+    Failed,
+    /// The kernel copies: the owner evicts none of the present pages until the requester removes the request or has
+    /// died.
+    Copying,
 }
 
 const STAGES: [Stage; 5] = [
     Stage::Posted,
-    Stage::Taken,
+    Stage::Fetching,
     Stage::Ready,
-    Stage::Nothing,
-    Stage::Used,
+    Stage::Failed,
+    Stage::Copying,
 ];
 const COUNT_SHIFT: u32 = 32;
 const PROCESS_SHIFT: u32 = 41;
@@ -55,13 +56,13 @@ const STAGE_SHIFT: u32 = 61;
 const _: () = assert!(PAGES_MAX < 1 << (PROCESS_SHIFT - COUNT_SHIFT));
 const _: () = assert!(crate::segment::PROCS_MAX <= 1 << (THREAD_SHIFT - PROCESS_SHIFT));
 
-impl Request {
+impl CopyRequest {
     /// A request for `count` pages from `first` on, at most [`PAGES_MAX`].
-    pub fn of(asker: Asker, first: u32, count: u32) -> Request {
+    pub fn of(requester: Requester, first: u32, count: u32) -> CopyRequest {
         let count = count.clamp(1, PAGES_MAX);
-        let process = asker.process & ((1 << (THREAD_SHIFT - PROCESS_SHIFT)) - 1);
-        let thread = asker.thread & ((1 << (STAGE_SHIFT - THREAD_SHIFT)) - 1);
-        Request(
+        let process = requester.process & ((1 << (THREAD_SHIFT - PROCESS_SHIFT)) - 1);
+        let thread = requester.thread & ((1 << (STAGE_SHIFT - THREAD_SHIFT)) - 1);
+        CopyRequest(
             u64::from(first)
                 | u64::from(count) << COUNT_SHIFT
                 | u64::from(process) << PROCESS_SHIFT
@@ -69,8 +70,8 @@ impl Request {
         )
     }
     /// Decodes a word, which any process of the tenant can have written.
-    fn of_word(word: u64) -> Option<Request> {
-        let request = Request(word);
+    fn of_word(word: u64) -> Option<CopyRequest> {
+        let request = CopyRequest(word);
         let is_valid = (1..=PAGES_MAX).contains(&request.count())
             && ((word >> STAGE_SHIFT) as usize) < STAGES.len();
         is_valid.then_some(request)
@@ -86,7 +87,7 @@ impl Request {
     pub fn count(self) -> u32 {
         self.bits(COUNT_SHIFT, PROCESS_SHIFT)
     }
-    /// The index of the asker's slot.
+    /// The index of the requester's slot.
     pub fn process(self) -> u32 {
         self.bits(PROCESS_SHIFT, THREAD_SHIFT)
     }
@@ -95,12 +96,12 @@ impl Request {
         STAGES[(self.0 >> STAGE_SHIFT) as usize]
     }
     /// This request at another stage.
-    pub fn at(self, stage: Stage) -> Request {
+    pub fn at(self, stage: Stage) -> CopyRequest {
         let number = STAGES.iter().position(|s| *s == stage).unwrap_or(0) as u64;
-        Request(self.0 & ((1 << STAGE_SHIFT) - 1) | number << STAGE_SHIFT)
+        CopyRequest(self.0 & ((1 << STAGE_SHIFT) - 1) | number << STAGE_SHIFT)
     }
     /// Whether it is this request, at whatever stage.
-    pub fn is_same(self, other: Request) -> bool {
+    pub fn is_same(self, other: CopyRequest) -> bool {
         self.at(Stage::Posted) == other.at(Stage::Posted)
     }
 }
@@ -108,14 +109,14 @@ impl Request {
 /// Where other processes put requests to this process, one at a time; all zeros means empty.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Place {
+pub struct RequestCell {
     request: AtomicU64,
     /// Batches of the owner's reclaim under way.
     batches: AtomicU32,
 }
 
 /// A batch of the owner's reclaim, until dropped.
-pub struct Batch<'a>(&'a Place);
+pub struct Batch<'a>(&'a RequestCell);
 
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
@@ -125,25 +126,25 @@ impl Drop for Batch<'_> {
 
 impl Batch<'_> {
     /// The pages that must stay: the first one, and one past the last.
-    pub fn stays(&self) -> Option<(u32, u32)> {
-        let request = self.0.request().filter(|r| r.stage() == Stage::Used)?;
+    pub fn kept_pages(&self) -> Option<(u32, u32)> {
+        let request = self.0.request().filter(|r| r.stage() == Stage::Copying)?;
         let first = request.first();
         Some((first, first.saturating_add(request.count())))
     }
 }
 
-impl Place {
+impl RequestCell {
     /// An empty one.
     #[allow(clippy::new_without_default)]
-    pub fn new() -> Place {
-        Place {
+    pub fn new() -> RequestCell {
+        RequestCell {
             request: AtomicU64::new(0),
             batches: AtomicU32::new(0),
         }
     }
     /// The current request.
-    pub fn request(&self) -> Option<Request> {
-        Request::of_word(self.request.load(Ordering::SeqCst))
+    pub fn request(&self) -> Option<CopyRequest> {
+        CopyRequest::of_word(self.request.load(Ordering::SeqCst))
     }
     fn change(&self, old: u64, new: u64) -> bool {
         let (success, failure) = (Ordering::SeqCst, Ordering::Relaxed);
@@ -151,20 +152,20 @@ impl Place {
             .compare_exchange(old, new, success, failure)
             .is_ok()
     }
-    /// Puts a request there, if the place is free.
-    pub fn put(&self, new: Request) -> bool {
+    /// Puts a request there, if the cell is free.
+    pub fn put(&self, new: CopyRequest) -> bool {
         self.change(0, new.0)
     }
     /// Replaces `old` by `new`; false when `old` is not there any more.
-    pub fn replace(&self, old: Request, new: Request) -> bool {
+    pub fn replace(&self, old: CopyRequest, new: CopyRequest) -> bool {
         self.change(old.0, new.0)
     }
     /// Removes a request, if it is there.
-    pub fn take_away(&self, request: Request) -> bool {
+    pub fn remove(&self, request: CopyRequest) -> bool {
         self.change(request.0, 0)
     }
-    /// Whether a batch of the owner's reclaim is under way. A batch that starts after a request reached [`Stage::Used`]
-    /// skips its pages.
+    /// Whether a batch of the owner's reclaim is under way. A batch that starts after a request reached
+    /// [`Stage::Copying`] skips its pages.
     pub fn is_in_batch(&self) -> bool {
         self.batches.load(Ordering::SeqCst) != 0
     }
@@ -176,10 +177,10 @@ impl Place {
     /// The process with this index has died: removes its request.
     pub fn forget(&self, process: u32) {
         if let Some(request) = self.request().filter(|r| r.process() == process) {
-            self.take_away(request);
+            self.remove(request);
         }
     }
-    /// The owner has died: empties the place.
+    /// The owner has died: empties the cell.
     pub fn clear(&self) {
         self.request.store(0, Ordering::Relaxed);
         self.batches.store(0, Ordering::Relaxed);
@@ -190,17 +191,17 @@ impl Place {
 mod tests {
     use super::*;
 
-    const ASKER: Asker = Asker {
+    const REQUESTER: Requester = Requester {
         process: crate::segment::PROCS_MAX as u32 - 1,
         thread: u32::MAX,
     };
 
     #[test]
     fn a_request_says_what_and_how_far() {
-        let r = Request::of(ASKER, 0x7fff_fffe, 1000);
+        let r = CopyRequest::of(REQUESTER, 0x7fff_fffe, 1000);
         assert_eq!(
             (r.first(), r.count(), r.process(), r.stage()),
-            (0x7fff_fffe, PAGES_MAX, ASKER.process, Stage::Posted)
+            (0x7fff_fffe, PAGES_MAX, REQUESTER.process, Stage::Posted)
         );
         for stage in STAGES {
             let at = r.at(stage);
@@ -209,30 +210,33 @@ mod tests {
                 (r.first(), r.count(), r.process(), stage)
             );
             assert!(at.is_same(r));
-            assert_eq!(Request::of_word(at.0), Some(at));
+            assert_eq!(CopyRequest::of_word(at.0), Some(at));
         }
-        let other = Asker { thread: 1, ..ASKER };
-        assert!(!r.is_same(Request::of(other, 0x7fff_fffe, 1000)));
+        let other = Requester {
+            thread: 1,
+            ..REQUESTER
+        };
+        assert!(!r.is_same(CopyRequest::of(other, 0x7fff_fffe, 1000)));
         for wrong in [0, 5, u64::MAX, u64::from(PAGES_MAX + 1) << COUNT_SHIFT] {
-            assert_eq!(Request::of_word(wrong), None, "{wrong:#x}");
+            assert_eq!(CopyRequest::of_word(wrong), None, "{wrong:#x}");
         }
     }
 
     #[test]
     fn pages_stay_while_a_request_is_used() {
-        let place = Place::new();
-        let used = Request::of(ASKER, 7, 3).at(Stage::Used);
-        assert!(place.put(used) && !place.put(used));
-        let batch = place.batch();
-        assert!(place.is_in_batch());
-        assert_eq!(batch.stays(), Some((7, 10)));
-        assert!(place.replace(used, used.at(Stage::Ready)));
-        assert_eq!(batch.stays(), None, "kept by the owner's pins");
+        let cell = RequestCell::new();
+        let used = CopyRequest::of(REQUESTER, 7, 3).at(Stage::Copying);
+        assert!(cell.put(used) && !cell.put(used));
+        let batch = cell.batch();
+        assert!(cell.is_in_batch());
+        assert_eq!(batch.kept_pages(), Some((7, 10)));
+        assert!(cell.replace(used, used.at(Stage::Ready)));
+        assert_eq!(batch.kept_pages(), None, "kept by the owner's pins");
         drop(batch);
-        assert!(!place.is_in_batch());
-        place.forget(ASKER.process - 1);
-        assert!(place.request().is_some_and(|r| r.is_same(used)));
-        place.forget(ASKER.process);
-        assert_eq!(place.request(), None);
+        assert!(!cell.is_in_batch());
+        cell.forget(REQUESTER.process - 1);
+        assert!(cell.request().is_some_and(|r| r.is_same(used)));
+        cell.forget(REQUESTER.process);
+        assert_eq!(cell.request(), None);
     }
 }

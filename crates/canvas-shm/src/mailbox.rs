@@ -35,7 +35,7 @@ pub enum Kind {
 
 /// A copy of a request for the agent, its fields not yet validated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Ask {
+pub struct RequestFields {
     /// Read or write.
     pub kind: Kind,
     /// Number of the extent in the tenant's far memory.
@@ -112,7 +112,7 @@ pub struct Mailbox {
     /// A bit for each request in use.
     used: AtomicU64,
     /// A bit for each prefetch for which a thread waits.
-    urged: AtomicU64,
+    escalated: AtomicU64,
     requests: [Request; REQUESTS],
 }
 
@@ -123,7 +123,7 @@ impl Mailbox {
         Mailbox {
             posted: AtomicU64::new(0),
             used: AtomicU64::new(0),
-            urged: AtomicU64::new(0),
+            escalated: AtomicU64::new(0),
             requests: core::array::from_fn(|_| Request {
                 state: AtomicU32::new(FREE),
                 waits: AtomicU32::new(0),
@@ -158,8 +158,8 @@ impl Mailbox {
         }
     }
 
-    /// Program: posts a claimed request. The caller then notifies the agent ([`crate::far::Far::ring`]).
-    pub fn post(&self, i: usize, ask: Ask, now_ns: u64) {
+    /// Program: posts a claimed request. The caller then notifies the agent ([`crate::far::Far::notify`]).
+    pub fn post(&self, i: usize, ask: RequestFields, now_ns: u64) {
         let r = &self.requests[i];
         let kind = match ask.kind {
             Kind::Read => KIND_READ,
@@ -172,8 +172,8 @@ impl Mailbox {
         r.posted_ns.store(now_ns, Ordering::Relaxed);
         r.waits.store(0, Ordering::Relaxed);
         if FETCHES & 1 << i != 0 {
-            // An old urge was for the previous request at this index.
-            self.urged.fetch_and(!(1 << i), Ordering::Relaxed);
+            // An old escalation was for the previous request at this index.
+            self.escalated.fetch_and(!(1 << i), Ordering::Relaxed);
         }
         r.state.store(POSTED, Ordering::Release);
         self.posted.fetch_or(1 << i, Ordering::SeqCst);
@@ -186,24 +186,25 @@ impl Mailbox {
             .then(|| Status::from_raw(r.status.load(Ordering::Relaxed)))
     }
 
-    /// Program: a thread waits for a prefetch. True when the agent must be notified ([`crate::far::Far::ring`]). An
-    /// urge of a request that has ended meanwhile may speed up the next one at this index, and has no other effect.
-    pub fn urge(&self, i: usize) -> bool {
-        self.urged.fetch_or(1 << i, Ordering::SeqCst) & 1 << i == 0
+    /// Program: a thread waits for a prefetch. True when the agent must be notified ([`crate::far::Far::notify`]). An
+    /// escalation of a request that has ended meanwhile may speed up the next one at this index, and has no other
+    /// effect.
+    pub fn escalate(&self, i: usize) -> bool {
+        self.escalated.fetch_or(1 << i, Ordering::SeqCst) & 1 << i == 0
     }
 
-    /// Agent: the requests posted since the last call, and those that were urged, a bit each. Reads `urged` before
-    /// `posted`: an urge always follows its post, so the reverse order could miss the post and lose the urge.
-    pub fn news(&self) -> (u64, u64) {
-        let urged = self.take_urged();
-        (self.collect(), urged)
+    /// Agent: the requests posted since the last call, and those that were escalated, a bit each. Reads `escalated`
+    /// before `posted`: an escalation always follows its post, so the reverse order could miss the post and lose it.
+    pub fn take_new(&self) -> (u64, u64) {
+        let escalated = self.take_escalated();
+        (self.collect(), escalated)
     }
 
-    fn take_urged(&self) -> u64 {
-        if self.urged.load(Ordering::Relaxed) == 0 {
+    fn take_escalated(&self) -> u64 {
+        if self.escalated.load(Ordering::Relaxed) == 0 {
             return 0;
         }
-        self.urged.swap(0, Ordering::SeqCst)
+        self.escalated.swap(0, Ordering::SeqCst)
     }
 
     /// Program: the word to sleep on, and its value while the request is under way; `None` when it is not, also because
@@ -310,7 +311,7 @@ impl Mailbox {
     }
 
     /// Agent: takes a collected request; `None` when nobody waits for it any more. From here on it must be completed.
-    pub fn take(&self, i: usize) -> Option<(Ask, u64)> {
+    pub fn take(&self, i: usize) -> Option<(RequestFields, u64)> {
         let r = &self.requests[i];
         if let Err(now) =
             r.state
@@ -325,7 +326,7 @@ impl Mailbox {
             KIND_WRITE => Kind::Write,
             _ => Kind::Read,
         };
-        let ask = Ask {
+        let ask = RequestFields {
             kind,
             extent: r.extent.load(Ordering::Relaxed),
             offset: r.offset.load(Ordering::Relaxed),
@@ -335,7 +336,7 @@ impl Mailbox {
     }
 
     /// Agent: whether a thread still waits for a taken request. Otherwise no answer is needed.
-    pub fn wanted(&self, i: usize) -> bool {
+    pub fn is_awaited(&self, i: usize) -> bool {
         self.requests[i].state.load(Ordering::Acquire) == TAKEN
     }
 
@@ -368,7 +369,7 @@ impl Mailbox {
 mod tests {
     use super::*;
 
-    const ASK: Ask = Ask {
+    const ASK: RequestFields = RequestFields {
         kind: Kind::Read,
         extent: 7,
         offset: 48,
@@ -410,10 +411,10 @@ mod tests {
         let m = Mailbox::new();
         let i = m.claim(FETCHES).unwrap();
         m.post(i, ASK, 0);
-        assert_eq!(m.take_urged(), 0);
-        assert!(m.urge(i) && !m.urge(i));
-        assert_eq!((m.take_urged(), m.take_urged()), (1 << i, 0));
-        assert!(m.urge(i), "another thread, later");
+        assert_eq!(m.take_escalated(), 0);
+        assert!(m.escalate(i) && !m.escalate(i));
+        assert_eq!((m.take_escalated(), m.take_escalated()), (1 << i, 0));
+        assert!(m.escalate(i), "another thread, later");
         m.collect();
         m.take(i).unwrap();
         m.complete(i, Status::Late);
@@ -421,7 +422,7 @@ mod tests {
         m.release(i);
         assert_eq!(m.claim(FETCHES), Some(i));
         m.post(i, ASK, 0);
-        assert_eq!(m.take_urged(), 0, "it was for the one before");
+        assert_eq!(m.take_escalated(), 0, "it was for the one before");
     }
 
     #[test]
@@ -458,11 +459,11 @@ mod tests {
             m.post(i, ASK, 0);
             let seen = m.collect();
             if taken {
-                assert!(m.take(i).is_some() && m.wanted(i));
+                assert!(m.take(i).is_some() && m.is_awaited(i));
             }
             m.abandon(i);
             assert_eq!(m.claim(only), None);
-            assert!(!m.wanted(i));
+            assert!(!m.is_awaited(i));
             if taken {
                 assert!(!m.complete(i, Status::Ok));
             } else {

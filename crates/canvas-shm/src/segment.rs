@@ -12,7 +12,7 @@ use canvas_types::{AppTier, Codec, PAGE_SIZE, Prefetch, Slo, Threshold};
 use crate::histogram::Histogram;
 use crate::host::HostWatch;
 use crate::learn::Recordings;
-use crate::lend::Place;
+use crate::lend::RequestCell;
 use crate::lives::LEAVING;
 use crate::nodes::NodeBook;
 use crate::slow::SlowFaults;
@@ -281,10 +281,10 @@ counters! {
     SharedIn = "shared_pages_in": "Shared pages brought back from their far copies, once for all processes.",
     SharedOut = "shared_pages_out": "Shared pages evicted, from all processes at once.",
     SharedOutClean = "shared_pages_out_clean": "Of shared_pages_out, those whose far copy was current.",
-    SharedInDeep = "shared_pages_in_beyond_pool": "Of shared_pages_in, those read beyond the pool.",
+    SharedInBeyondPool = "shared_pages_in_beyond_pool": "Of shared_pages_in, those read beyond the pool.",
     SharedAhead = "shared_pages_ahead": "Of shared_pages_in, those that came with another one, behind it.",
     SharedAheadHits = "shared_pages_ahead_hits": "Of shared_pages_ahead, those behind which the faults of their process went on.",
-    SharedSunk = "shared_pages_demoted": "Shared pages whose far copies were demoted beyond the pool.",
+    SharedDemoted = "shared_pages_demoted": "Shared pages whose far copies were demoted beyond the pool.",
     SharedPinned = "shared_victims_pinned": "Shared pages not evicted because a system call was using them.",
     SharedTakenOver = "shared_locks_taken_over": "Evictions of shared pages that a killed process began and another one finished.",
     SharedNative = "shared_mappings_native": "Shared mappings left to the kernel because the partition had no room.",
@@ -349,7 +349,7 @@ pub struct ProcSlot {
     /// Bytes of the pool that other processes ask this process to release; 0 when it has done so.
     pub pool_wanted_bytes: AtomicI64,
     /// Requests of other processes to keep pages present while they copy.
-    pub lend: Place,
+    pub lend: RequestCell,
     /// Refaults of this process so far.
     pub came_back: AtomicU64,
     /// Demand for local memory by those refaults, in pages; 0 when unknown.
@@ -402,8 +402,8 @@ impl ProcSlot {
             .resident_pages
             .load(Ordering::Relaxed)
             .saturating_add(cached);
-        let stays = self.locked_pages.load(Ordering::Relaxed);
-        held.saturating_sub(stays).max(0)
+        let kept_pages = self.locked_pages.load(Ordering::Relaxed);
+        held.saturating_sub(kept_pages).max(0)
     }
 
     /// Part of its charge that is free when it ends, because nobody else maps it. Unknown for a process that has

@@ -118,7 +118,7 @@ pub struct Control {
     /// When the failure was last logged.
     pub told_ns: AtomicU64,
     /// Index of the process that watches writes under way, + 1.
-    pub carrier: AtomicU32,
+    pub demoter: AtomicU32,
     /// The extent of each request of shared memory, while the request is in use.
     pub request_extents: [AtomicU32; REQUESTS],
     /// One past the highest process slot ever used.

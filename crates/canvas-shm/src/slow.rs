@@ -75,7 +75,7 @@ pub struct SlowFault {
 
 /// An entry of the ring; `ticket` is 0 while it is written, otherwise one more than its fault's number.
 #[repr(C)]
-struct Place {
+struct SlowEntry {
     ticket: AtomicU64,
     page: AtomicU64,
     /// The PID, shifted above the cause.
@@ -90,7 +90,7 @@ pub struct SlowFaults {
     next: AtomicU64,
     counts: [AtomicU64; CAUSES],
     ns: [AtomicU64; CAUSES],
-    ring: [Place; KEPT],
+    ring: [SlowEntry; KEPT],
 }
 
 impl SlowFaults {
@@ -100,14 +100,14 @@ impl SlowFaults {
         self.counts[cause].fetch_add(1, Ordering::Relaxed);
         self.ns[cause].fetch_add(fault.ns, Ordering::Relaxed);
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let place = &self.ring[number as usize % KEPT];
-        place.ticket.store(0, Ordering::Release);
+        let entry = &self.ring[number as usize % KEPT];
+        entry.ticket.store(0, Ordering::Release);
         let who = u64::from(fault.pid) << 8 | cause as u64;
-        place.page.store(fault.page, Ordering::Release);
-        place.who.store(who, Ordering::Release);
-        place.ns.store(fault.ns, Ordering::Release);
-        place.when_ns.store(fault.when_ns, Ordering::Release);
-        place.ticket.store(number + 1, Ordering::Release);
+        entry.page.store(fault.page, Ordering::Release);
+        entry.who.store(who, Ordering::Release);
+        entry.ns.store(fault.ns, Ordering::Release);
+        entry.when_ns.store(fault.when_ns, Ordering::Release);
+        entry.ticket.store(number + 1, Ordering::Release);
     }
 
     /// Number of faults with a cause, and the sum of their durations, in ns.
@@ -128,19 +128,19 @@ impl SlowFaults {
     }
 
     fn read(&self, number: u64) -> Option<SlowFault> {
-        let place = &self.ring[number as usize % KEPT];
-        let is_it = || place.ticket.load(Ordering::Acquire) == number + 1;
+        let entry = &self.ring[number as usize % KEPT];
+        let is_it = || entry.ticket.load(Ordering::Acquire) == number + 1;
         if !is_it() {
             return None;
         }
-        let who = place.who.load(Ordering::Acquire);
+        let who = entry.who.load(Ordering::Acquire);
         let fault = SlowFault {
-            page: place.page.load(Ordering::Acquire),
+            page: entry.page.load(Ordering::Acquire),
             // A tenant's processes can write anything here.
             cause: *Cause::ALL.get(who as usize & 0xff)?,
             pid: (who >> 8) as u32,
-            ns: place.ns.load(Ordering::Acquire),
-            when_ns: place.when_ns.load(Ordering::Acquire),
+            ns: entry.ns.load(Ordering::Acquire),
+            when_ns: entry.when_ns.load(Ordering::Acquire),
         };
         is_it().then_some(fault)
     }

@@ -5,8 +5,8 @@
 #![cfg(feature = "shuttle")]
 
 use canvas_shm::far::{Slab, count_slab, slab_state};
-use canvas_shm::lend::{Asker, Place, Request, Stage};
-use canvas_shm::mailbox::{Ask, Kind, Mailbox, Status};
+use canvas_shm::lend::{CopyRequest, RequestCell, Requester, Stage};
+use canvas_shm::mailbox::{Kind, Mailbox, RequestFields, Status};
 use canvas_types::sync::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use shuttle::sync::Arc;
 use shuttle::thread;
@@ -33,8 +33,8 @@ fn world(marks: usize) -> Arc<World> {
     })
 }
 
-fn ask(mark: u32) -> Ask {
-    Ask {
+fn ask(mark: u32) -> RequestFields {
+    RequestFields {
         kind: Kind::Read,
         extent: mark,
         offset: 0,
@@ -263,9 +263,9 @@ fn lazy_agent(w: &World) {
     let mut left = 0;
     loop {
         let over = w.over.load(Ordering::Acquire) != 0;
-        let (posted, urged) = w.mailbox.news();
+        let (posted, escalated) = w.mailbox.take_new();
         left |= posted;
-        let now = urged & left;
+        let now = escalated & left;
         let now = if over { left } else { now };
         serve(w, now);
         left &= !now;
@@ -277,7 +277,7 @@ fn lazy_agent(w: &World) {
 }
 
 #[test]
-fn an_urge_is_never_lost_for_a_request_that_stays() {
+fn an_escalation_is_never_lost_for_a_request_that_stays() {
     check(|| {
         let w = world(8);
         let served = {
@@ -291,17 +291,17 @@ fn an_urge_is_never_lost_for_a_request_that_stays() {
                     for n in 0..2 {
                         let mark = t * 2 + n;
                         let i = place(|| post_ahead(&w, mark));
-                        // Several may come to wait for it. Nothing else makes the agent start: if the urge were lost,
-                        // the wait would never end.
+                        // Several may come to wait for it. Nothing else makes the agent start: if the escalation were
+                        // lost, the wait would never end.
                         let other = {
                             let w = w.clone();
                             thread::spawn(move || {
-                                w.mailbox.urge(i);
+                                w.mailbox.escalate(i);
                             })
                         };
-                        w.mailbox.urge(i);
+                        w.mailbox.escalate(i);
                         wait(&w, i, mark);
-                        // Its urge may come late, for whatever request has the place then.
+                        // Its escalation may come late, for whatever request has the place then.
                         if n == 1 {
                             other.join().unwrap();
                         }
@@ -322,19 +322,19 @@ fn an_urge_is_never_lost_for_a_request_that_stays() {
 }
 
 #[test]
-fn stale_urges_do_no_harm_beside_abandoned_and_reset_requests() {
+fn stale_escalations_do_no_harm_beside_abandoned_and_reset_requests() {
     check(|| {
         let w = world(6);
         let served = {
             let w = w.clone();
             thread::spawn(move || lazy_agent(&w))
         };
-        // Threads that urge whatever request has these places, at any moment.
+        // Threads that escalate whatever request has these places, at any moment.
         let stray = {
             let w = w.clone();
             thread::spawn(move || {
                 for n in 0..4 {
-                    w.mailbox.urge(40 + n % 2);
+                    w.mailbox.escalate(40 + n % 2);
                     thread::yield_now();
                 }
             })
@@ -343,7 +343,7 @@ fn stale_urges_do_no_harm_beside_abandoned_and_reset_requests() {
             if let Some(i) = post_ahead(&w, mark)
                 && mark == 0
             {
-                w.mailbox.urge(i);
+                w.mailbox.escalate(i);
                 w.mailbox.abandon(i);
             }
         }
@@ -355,8 +355,8 @@ fn stale_urges_do_no_harm_beside_abandoned_and_reset_requests() {
                 match post_ahead(&w, mark) {
                     Some(i) => break i,
                     None => {
-                        w.mailbox.urge(40);
-                        w.mailbox.urge(41);
+                        w.mailbox.escalate(40);
+                        w.mailbox.escalate(41);
                         thread::yield_now();
                     }
                 }
@@ -365,7 +365,7 @@ fn stale_urges_do_no_harm_beside_abandoned_and_reset_requests() {
                 w.mailbox.abandon(i);
                 continue;
             }
-            w.mailbox.urge(i);
+            w.mailbox.escalate(i);
             wait(&w, i, mark);
         }
         stray.join().unwrap();
@@ -419,7 +419,7 @@ fn who_is_refused_a_slab_takes_nobody_elses() {
 
 /// A page's frames, of which the first that is not [`GONE`] is mapped.
 struct Page {
-    lend: Place,
+    lend: RequestCell,
     /// The number of the frame; `GONE` while the page is evicted.
     mapped: AtomicU32,
     frames: Vec<AtomicU64>,
@@ -432,7 +432,7 @@ const PAGE: u32 = 9;
 fn leaves_and_comes_back(page: &Page, frame: u32) {
     {
         let batch = page.lend.batch();
-        if (batch.stays()).is_some_and(|(first, end)| (first..end).contains(&PAGE)) {
+        if (batch.kept_pages()).is_some_and(|(first, end)| (first..end).contains(&PAGE)) {
             return;
         }
         let old = page.mapped.load(Ordering::SeqCst);
@@ -445,8 +445,8 @@ fn leaves_and_comes_back(page: &Page, frame: u32) {
 
 /// The kernel, for another process: finds the mapped frame, and writes into it. False when there is none.
 fn writes(page: &Page, thread: u32, bit: u64) -> bool {
-    let asker = Asker { process: 1, thread };
-    let used = Request::of(asker, PAGE, 1).at(Stage::Used);
+    let requester = Requester { process: 1, thread };
+    let used = CopyRequest::of(requester, PAGE, 1).at(Stage::Copying);
     while !page.lend.put(used) {
         thread::yield_now();
     }
@@ -457,7 +457,7 @@ fn writes(page: &Page, thread: u32, bit: u64) -> bool {
     if frame != GONE {
         page.frames[frame as usize].fetch_or(bit, Ordering::SeqCst);
     }
-    assert!(page.lend.take_away(used));
+    assert!(page.lend.remove(used));
     frame != GONE
 }
 
@@ -465,7 +465,7 @@ fn writes(page: &Page, thread: u32, bit: u64) -> bool {
 fn what_is_written_into_a_page_stays_when_it_leaves() {
     check(|| {
         let page = Arc::new(Page {
-            lend: Place::new(),
+            lend: RequestCell::new(),
             mapped: AtomicU32::new(0),
             frames: (0..3).map(|_| AtomicU64::new(0)).collect(),
         });

@@ -26,7 +26,7 @@ impl Contention {
     }
 
     /// Records that a thread yielded its CPU from `began_ns` to `now_ns`. Concurrent calls may be lost.
-    pub fn gave_way(&self, began_ns: u64, now_ns: u64) {
+    pub fn record_yield(&self, began_ns: u64, now_ns: u64) {
         if now_ns.saturating_sub(began_ns) > CONTENDED_NS {
             self.0.failed(now_ns);
         } else {
@@ -35,7 +35,7 @@ impl Contention {
     }
 
     /// Whether a thread should sleep rather than poll.
-    pub fn is_here(&self, now_ns: u64) -> bool {
+    pub fn is_contended(&self, now_ns: u64) -> bool {
         self.0.is_paused(now_ns)
     }
 }
@@ -51,18 +51,18 @@ mod tests {
     #[test]
     fn a_long_look_is_the_last_for_a_while() {
         let contention = Contention::new();
-        assert!(!contention.is_here(0));
-        contention.gave_way(1000, 1000 + CONTENDED_NS);
-        assert!(!contention.is_here(1000 + CONTENDED_NS), "a short one");
+        assert!(!contention.is_contended(0));
+        contention.record_yield(1000, 1000 + CONTENDED_NS);
+        assert!(!contention.is_contended(1000 + CONTENDED_NS), "a short one");
         let now = 5 * LONG;
-        contention.gave_way(now - LONG, now);
-        assert!(contention.is_here(now));
+        contention.record_yield(now - LONG, now);
+        assert!(contention.is_contended(now));
         // A short poll does not outweigh slow ones.
-        contention.gave_way(now, now + 1);
+        contention.record_yield(now, now + 1);
         // Clocks of two CPUs may differ a little.
-        contention.gave_way(now, now - 1);
-        assert!(contention.is_here(now + PAUSE_NS_MIN - 1));
-        assert!(!contention.is_here(now + PAUSE_NS_MIN));
+        contention.record_yield(now, now - 1);
+        assert!(contention.is_contended(now + PAUSE_NS_MIN - 1));
+        assert!(!contention.is_contended(now + PAUSE_NS_MIN));
     }
 
     #[test]
@@ -71,20 +71,20 @@ mod tests {
         let mut now = LONG;
         let mut pauses = Vec::new();
         for _ in 0..8 {
-            contention.gave_way(now - LONG, now);
+            contention.record_yield(now - LONG, now);
             let began = now;
-            while contention.is_here(now) {
+            while contention.is_contended(now) {
                 now += 1_000_000;
             }
             pauses.push((now - began) / 1_000_000);
             // Once or twice it is quick by chance.
-            contention.gave_way(now, now + 1);
+            contention.record_yield(now, now + 1);
             now += LONG;
         }
         assert_eq!(pauses, [4, 8, 16, 32, 64, 128, 128, 128]);
         now += 2 * PAUSE_NS_MAX;
-        contention.gave_way(now, now + 1);
-        contention.gave_way(now, now + LONG);
-        assert!(!contention.is_here(now + LONG + PAUSE_NS_MIN));
+        contention.record_yield(now, now + 1);
+        contention.record_yield(now, now + LONG);
+        assert!(!contention.is_contended(now + LONG + PAUSE_NS_MIN));
     }
 }

@@ -66,7 +66,7 @@ impl SwapEntry {
 
 /// Location of a page's copy beyond the pool: a record of an extent.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct DeepPlace {
+pub struct ExtentRef {
     /// The extent, a number of the tenant's far space.
     pub extent: u32,
     /// First byte of the record in the extent, a multiple of 16.

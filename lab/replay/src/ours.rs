@@ -12,7 +12,7 @@ use super::{Op, Trace};
 use canvas_core::pager::clock::{Clock, ClockParams, EpochClock, FillKind, Run, VictimBatch};
 use canvas_core::pager::prefetch::choice::Prefetchers;
 use canvas_core::pager::prefetch::{
-    Advice, Area, Done, Fault, FaultKind, Plan, Prefetcher, Surroundings,
+    Advice, Area, Done, Fault, FaultKind, MemoryView, Plan, Prefetcher,
 };
 use canvas_core::pager::table::{CHUNK_PAGES, PageTable};
 use canvas_core::pager::word::{self, State, Word, flag};
@@ -149,7 +149,7 @@ pub fn replay(trace: &Trace, local: usize, setup: &Setup) -> Outcome {
 }
 
 /// Access strings carry no mappings: all pages belong to one.
-impl Surroundings for Sim {
+impl MemoryView for Sim {
     fn area_of(&self, _: PageId) -> Option<Area> {
         Some(Area {
             start: 0,
@@ -262,8 +262,8 @@ impl Sim {
             }
             State::Cached => {
                 self.out.second_chances += 1;
-                let plan = self.learn(page, thread, FaultKind::SecondChance);
-                self.fill(page, FillKind::SecondChance);
+                let plan = self.learn(page, thread, FaultKind::VictimHit);
+                self.fill(page, FillKind::VictimHit);
                 self.follow(&plan);
             }
             _ => {

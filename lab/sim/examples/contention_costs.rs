@@ -5,7 +5,7 @@
 use std::hint::{black_box, spin_loop};
 use std::time::Instant;
 
-use canvas_core::pager::slot::{Control, Place, SlotTable, WRITES};
+use canvas_core::pager::slot::{Control, SlotRef, SlotTable, WRITES};
 use canvas_core::swap::entry::EntryTable;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, RawSpin, Threads};
 use canvas_types::{PageId, SwapEntry};
@@ -103,7 +103,7 @@ fn cache() {
         threads: THREADS,
     };
     t.set_capacity(SLOTS);
-    let mut out = [Place::default(); 64];
+    let mut out = [SlotRef::default(); 64];
     let mut took = [0.0; 5];
     for _ in 0..ROUNDS / 64 {
         let mut at = Instant::now();

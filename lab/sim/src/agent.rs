@@ -6,7 +6,7 @@ use canvas_place::pace::Pace;
 use canvas_place::replicas::code::Gather;
 use canvas_place::replicas::read::Read;
 use canvas_place::replicas::repair::Repairs;
-use canvas_place::replicas::{DonorView, Donors, Map, REPAIRS, RunId, Standing};
+use canvas_place::replicas::{ConnectionState, DonorView, Donors, Map, REPAIRS, RunId};
 
 use crate::ClientId;
 use crate::engine::Ns;
@@ -22,7 +22,7 @@ pub struct Donor {
     /// Index of its host.
     pub host: u32,
     /// State of the connection.
-    pub state: Standing,
+    pub state: ConnectionState,
     /// Number of the connection; messages of earlier connections are ignored.
     pub link: u32,
     /// The donor's run that is, or was last, connected.
@@ -42,11 +42,11 @@ pub struct Donor {
 impl Donor {
     /// Whether the donor serves requests.
     pub fn is_up(&self) -> bool {
-        self.state == Standing::Up
+        self.state == ConnectionState::Up
     }
     /// Whether there is no connection.
     pub fn is_down(&self) -> bool {
-        matches!(self.state, Standing::Down { .. })
+        matches!(self.state, ConnectionState::Down { .. })
     }
 }
 
@@ -61,7 +61,7 @@ impl Donors for Known {
     fn view(&self, donor: usize) -> DonorView {
         let d = &self.0[donor];
         DonorView {
-            standing: d.state,
+            connection: d.state,
             pressure: d.pressure,
             free_bytes: d.free_bytes,
             suspect: d.suspect.is_some(),

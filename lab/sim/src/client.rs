@@ -1,9 +1,9 @@
 //! A tenant's agent: carries out the decisions of `canvas_place::replicas` as events.
 
 use canvas_place::choose::{Candidate, choose};
-use canvas_place::replicas::placement::{self, Due, Placed, has_room};
-use canvas_place::replicas::read::{self, Ask, OnDisk, Otherwise, Read, Then};
-use canvas_place::replicas::{REPAIRS, REQUEST_NS, Standing, is_durable, map};
+use canvas_place::replicas::placement::{self, Due, PlacementResult, has_room};
+use canvas_place::replicas::read::{self, AfterAnswer, Exhausted, NextCopy, OnDisk, Read};
+use canvas_place::replicas::{ConnectionState, REPAIRS, REQUEST_NS, is_durable, map};
 
 use crate::agent::{Call, Op, Sent, run_id};
 use crate::engine::Ns;
@@ -133,7 +133,7 @@ impl World {
         let free = &mut agent.donors[d].free_bytes;
         *free = free.saturating_sub(slab_bytes);
         if let Some(entry) = agent.map.get_mut(&slab) {
-            entry.asked();
+            entry.on_alloc_sent();
         }
         true
     }
@@ -156,9 +156,9 @@ impl World {
         );
         match placed {
             // Slabs of living tenants are never freed.
-            Placed::Useless => return,
-            Placed::Yes => self.stats.placed += 1,
-            Placed::No { again } => {
+            PlacementResult::Useless => return,
+            PlacementResult::Yes => self.stats.placed += 1,
+            PlacementResult::No { again } => {
                 self.stats.refused += 1;
                 if again {
                     self.place(a, slab);
@@ -342,11 +342,11 @@ impl World {
         let slab = agent.map.get(&slab);
         let otherwise = op
             .read
-            .otherwise(slab, within, &agent.donors, waited_ns, wait_ns);
+            .on_exhausted(slab, within, &agent.donors, waited_ns, wait_ns);
         match otherwise {
-            Otherwise::Waits => {}
-            Otherwise::Later => agent.away.push(id),
-            Otherwise::Ends { .. } => {
+            Exhausted::AwaitAnswer => {}
+            Exhausted::Retry => agent.away.push(id),
+            Exhausted::Fail { .. } => {
                 agent.ops.remove(&id);
                 self.stats.unanswered += 1;
             }
@@ -372,20 +372,20 @@ impl World {
             let slab = agent.map.get(&slab);
             let next = op.read.next(slab, within, &agent.donors, disk, besides);
             let (d, handle) = match next {
-                Ask::Donor(d, handle) => (d, handle),
-                Ask::Disk => {
+                NextCopy::Donor(d, handle) => (d, handle),
+                NextCopy::Disk => {
                     let op = self.agents[a].ops.get_mut(&id).expect("just seen");
-                    op.read.asked_disk();
+                    op.read.on_sent_to_disk();
                     self.use_disk(a, id);
                     return true;
                 }
-                Ask::Nobody => return false,
+                NextCopy::NoneLeft => return false,
             };
             let sent = self.submit(a, d, Call::Read(id), Request::Read(handle, within));
             let now = self.now();
             let agent = &mut self.agents[a];
             let op = agent.ops.get_mut(&id).expect("just seen");
-            op.read.asked(d, sent);
+            op.read.on_sent(d, sent);
             if sent {
                 let due = now + agent.donors[d].pace.hedge_ns();
                 let event = Event::Hedge(a as u32, agent.id, id, d as u32);
@@ -425,10 +425,10 @@ impl World {
         let (slab, within) = self.place_of(extent);
         let agent = &mut self.agents[a];
         let op = agent.ops.get_mut(&id).expect("just seen");
-        match op.read.answered(&mut agent.map, slab, within, d, said) {
-            Then::Nothing => {}
-            Then::HandOut => self.hand_out(a, id, version),
-            Then::GoOn { failover } => {
+        match op.read.on_answer(&mut agent.map, slab, within, d, said) {
+            AfterAnswer::Nothing => {}
+            AfterAnswer::Deliver => self.hand_out(a, id, version),
+            AfterAnswer::TryNext { failover } => {
                 self.stats.failovers += u64::from(failover);
                 self.send_read(a, id);
             }
@@ -465,7 +465,7 @@ impl World {
                 continue;
             }
             if let Some(op) = self.agents[a].ops.get_mut(&id) {
-                op.read.try_again(up);
+                op.read.retry(up);
                 self.send_read(a, id);
             }
         }
@@ -492,8 +492,8 @@ impl World {
             None => {
                 if op
                     .read
-                    .disk_answered(OnDisk::Yes, read::Answer::Data { blank: false })
-                    == Then::HandOut
+                    .on_disk_answer(OnDisk::Yes, read::Answer::Data { blank: false })
+                    == AfterAnswer::Deliver
                 {
                     let version = self.agents[a].disk[extent];
                     self.stats.disk_reads += u64::from(version == self.agents[a].seals[extent]);
@@ -517,10 +517,10 @@ impl World {
         for handle in garbage {
             self.submit(a, d, Call::Free, Request::Free(handle));
         }
-        self.agents[a].donors[d].state = Standing::Up;
+        self.agents[a].donors[d].state = ConnectionState::Up;
     }
 
-    pub(crate) fn answered(&mut self, a: usize, sent: Sent, answer: Option<Answer>) {
+    pub(crate) fn on_answer(&mut self, a: usize, sent: Sent, answer: Option<Answer>) {
         let Sent { donor: d, call, .. } = sent;
         let is_unknown = matches!(answer, Some(Answer::Refused(Refused::Unknown)));
         if is_unknown && sent.handle != 0 {
@@ -536,7 +536,7 @@ impl World {
                     if version.is_some() {
                         let now = self.now();
                         let pace = &mut self.agents[a].donors[d].pace;
-                        pace.answered(now - sent.since, now);
+                        pace.on_answer(now - sent.since, now);
                     }
                     return self.shard_read(a, d, id, version, code);
                 }
@@ -550,7 +550,7 @@ impl World {
             (Call::Read(id), Some(Answer::Data(version))) => {
                 let now = self.now();
                 let pace = &mut self.agents[a].donors[d].pace;
-                pace.answered(now - sent.since, now);
+                pace.on_answer(now - sent.since, now);
                 let said = read::Answer::Data {
                     blank: version == 0,
                 };
@@ -652,7 +652,7 @@ impl World {
                 break;
             }
             self.agents[a].calls.remove(&tag);
-            self.answered(a, sent, None);
+            self.on_answer(a, sent, None);
             self.lost(a, sent.donor);
         }
         let slabs: Vec<u32> = self.agents[a].map.keys().copied().collect();
@@ -670,8 +670,8 @@ impl World {
             if place {
                 self.place(a, slab);
             }
-            self.let_go(a, slab, now);
-            self.let_go_of_disk(a, slab, now);
+            self.remove_surplus(a, slab, now);
+            self.drop_disk_copy(a, slab, now);
         }
         self.agents[a].degraded = degraded;
         self.retry_away(a);
@@ -685,7 +685,7 @@ impl World {
 
     /// Frees a slab's extents on the disk once the policy does not want them and no write is on its way
     /// there.
-    fn let_go_of_disk(&mut self, a: usize, slab: u32, now: Ns) {
+    fn drop_disk_copy(&mut self, a: usize, slab: u32, now: Ns) {
         let (policy, extents) = (self.config.policy, self.config.extents);
         let agent = &mut self.agents[a];
         let of_slab = |extent: u32| extent as usize / extents == slab as usize;
@@ -699,20 +699,20 @@ impl World {
         if !self.config.has_disk || writes || repairs {
             return;
         }
-        if entry.is_some_and(|e| e.let_go_of_disk(&agent.donors, policy, now)) {
+        if entry.is_some_and(|e| e.drop_disk_copy(&agent.donors, policy, now)) {
             let first = slab as usize * extents;
             agent.disk[first..first + extents].fill(0);
         }
     }
 
-    fn let_go(&mut self, a: usize, slab: u32, now: Ns) {
+    fn remove_surplus(&mut self, a: usize, slab: u32, now: Ns) {
         let slab_bytes = self.config.part_of(self.config.slab_bytes);
         let policy = self.config.policy;
         let agent = &mut self.agents[a];
         let donors = &agent.donors;
         let room = || has_room(donors, slab_bytes);
         let entry = agent.map.get_mut(&slab);
-        let Some(given) = entry.and_then(|e| e.let_go(donors, policy, room, now)) else {
+        let Some(given) = entry.and_then(|e| e.remove_surplus(donors, policy, room, now)) else {
             return;
         };
         let (d, handle) = (given.donor, given.handle);

@@ -1,7 +1,7 @@
 //! Repair of replicas: carries out what `canvas_place::replicas::repair` decides, an extent at a time.
 
 use canvas_place::replicas::REPAIRS;
-use canvas_place::replicas::repair::{From, TRIES, Verified};
+use canvas_place::replicas::repair::{RepairSource, TRIES, Verified};
 
 use crate::agent::Call;
 use crate::client::OURS;
@@ -59,15 +59,15 @@ impl World {
                 return;
             };
             match agent.repairs.source(slot, &agent.map, &agent.donors, disk) {
-                From::Donor(source) => {
+                RepairSource::Donor(source) => {
                     let (_, within) = self.place_of(extent);
                     let request = Request::Read(source.handle, within);
                     if self.submit(a, source.donor, Call::RepairRead(slot), request) {
                         return;
                     }
                 }
-                From::Disk => return self.use_disk(a, OURS + slot as u32),
-                From::Nowhere => return self.end_repair(a, slot, false),
+                RepairSource::Disk => return self.use_disk(a, OURS + slot as u32),
+                RepairSource::Unavailable => return self.end_repair(a, slot, false),
             }
         }
     }

@@ -80,7 +80,7 @@ impl World {
         let agent = &mut self.agents[a];
         let gather = agent.ops.get_mut(&id).and_then(|op| op.gather.as_mut());
         if let Some(gather) = gather {
-            gather.asked(holder, sent);
+            gather.on_sent(holder, sent);
         }
         if sent {
             let due = now + agent.donors[d].pace.hedge_ns();
@@ -102,7 +102,7 @@ impl World {
             return;
         };
         let gather = op.gather.as_mut();
-        let shard = gather.and_then(|g| g.answered(d, version.is_some()));
+        let shard = gather.and_then(|g| g.on_answer(d, version.is_some()));
         match shard.zip(version) {
             Some((shard, version)) => op.pieces.push(Piece {
                 shard,
@@ -219,7 +219,7 @@ impl World {
         if op.searches {
             return self.search(a, id, code);
         }
-        op.gather.iter_mut().for_each(Gather::try_again);
+        op.gather.iter_mut().for_each(Gather::retry);
         self.gather(a, id, code);
     }
 

@@ -4,7 +4,7 @@ use canvas_place::headroom;
 use canvas_place::pace::Pace;
 use canvas_place::replicas::repair::Repairs;
 use canvas_place::replicas::{
-    CONNECT_PAUSE_NS, CONNECT_PAUSE_NS_MAX, Map, Policy, Standing, TICK_NS,
+    CONNECT_PAUSE_NS, CONNECT_PAUSE_NS_MAX, ConnectionState, Map, Policy, TICK_NS,
 };
 
 use crate::agent::{Agent, DONORS_MAX, Donor, Known, OPS_MAX, Sent};
@@ -316,7 +316,7 @@ impl World {
                 there.hear(id, 0);
                 Donor {
                     host: h,
-                    state: Standing::Up,
+                    state: ConnectionState::Up,
                     link: 0,
                     run: there.run,
                     free_bytes: there.free_bytes(),
@@ -408,7 +408,7 @@ impl World {
             Event::Request(via, tag, request) => self.request(via, tag, request),
             Event::Answer(via, tag, answer) => {
                 if let Some(sent) = self.heard(via, tag) {
-                    self.answered(via.agent as usize, sent, Some(answer));
+                    self.on_answer(via.agent as usize, sent, Some(answer));
                 }
             }
             Event::Query(via, handle) => self.asked_activity(via, handle),
@@ -582,7 +582,7 @@ impl World {
         host.hear(id, now);
         let (run, free_bytes, leaving) = (host.run, host.free_bytes(), host.leaving(id));
         let donor = &mut self.agents[a].donors[d];
-        donor.state = Standing::Listing;
+        donor.state = ConnectionState::Listing;
         donor.suspect = None;
         (donor.run, donor.free_bytes, donor.pressure) = (run, free_bytes, false);
         self.connected(a, d);
@@ -603,7 +603,7 @@ impl World {
         if donor.is_down() {
             return;
         }
-        donor.state = Standing::Down { since_ns: now };
+        donor.state = ConnectionState::Down { since_ns: now };
         donor.link += 1;
         donor.pause_ns = CONNECT_PAUSE_NS;
         // The first attempt is made at once.
@@ -618,7 +618,7 @@ impl World {
             .collect();
         for tag in tags {
             if let Some(sent) = self.agents[a].calls.remove(&tag) {
-                self.answered(a, sent, None);
+                self.on_answer(a, sent, None);
             }
         }
         self.kick(a);

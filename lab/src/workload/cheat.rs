@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use canvas_direct::wire::{Caller, Code, HEAD_BYTES, Keys, READ_BYTES_MAX, Read};
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
 use canvas_shm::lanes::{DONORS_MAX, Donor};
-use canvas_shm::mailbox::{Ask, DEMANDS, Kind};
+use canvas_shm::mailbox::{DEMANDS, Kind, RequestFields};
 use canvas_shm::{Far, Segment};
 use canvas_sys::proc;
 
@@ -100,7 +100,7 @@ fn open_lanes(far: &'static Far, until: Instant) {
 }
 
 fn address(donor: &Donor) -> io::Result<SocketAddr> {
-    let place = donor.place().ok_or(io::ErrorKind::NotConnected)?;
+    let place = donor.address().ok_or(io::ErrorKind::NotConnected)?;
     let v4: [u8; 4] = [place.ip[0], place.ip[1], place.ip[2], place.ip[3]];
     let ip: IpAddr = if place.is_v6 {
         place.ip.into()
@@ -119,7 +119,7 @@ fn answer(
     let mut head = [0; HEAD_BYTES];
     stream.read_exact(&mut head)?;
     let head = caller
-        .answered(&head)
+        .decode_head(&head)
         .map_err(|_| io::ErrorKind::InvalidData)?;
     let len = head.len as usize;
     let to = bytes.get_mut(..len).ok_or(io::ErrorKind::InvalidData)?;
@@ -156,7 +156,7 @@ fn read_lane(
             offset: (random.usize(..pieces) * READ_BYTES_MAX) as u32,
             len: READ_BYTES_MAX as u32,
         };
-        stream.write_all(&caller.ask(read).map_err(unfit)?)?;
+        stream.write_all(&caller.read(read).map_err(unfit)?)?;
         let (_, len) = answer(stream, &mut caller, &mut bytes)?;
         if len > 0 {
             far.stats.lane_reads.fetch_add(1, Relaxed);
@@ -198,7 +198,7 @@ fn post_demands(far: &Far, index: usize, until: Instant) {
             thread::sleep(TICK);
             continue;
         };
-        let ask = Ask {
+        let ask = RequestFields {
             kind: Kind::Read,
             extent,
             offset: 0,
@@ -206,7 +206,7 @@ fn post_demands(far: &Far, index: usize, until: Instant) {
         };
         // The time of posting is 0, long ago, as in a request that asks to go first.
         mailbox.post(i, ask, 0);
-        if far.ring(index) {
+        if far.notify(index) {
             proc::futex_wake(&far.asleep, 1);
         }
         posted.push(i);

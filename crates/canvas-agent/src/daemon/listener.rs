@@ -23,7 +23,7 @@ use super::prepared::Prepared;
 use super::socket::ListeningSocket;
 use super::tenant::{Service, Tenant};
 use super::threads::ServingThreads;
-use crate::members::{Orphan, members};
+use crate::members::{RunnerlessTenant, members};
 use canvas_control::hello::{
     Answer, Ask, BYTES_MAX, Change, Hello, LINKS_MAX, Take, VERSION, Wanted,
 };
@@ -33,7 +33,7 @@ pub(super) const TENANTS_MAX: usize = 1024;
 /// Most runs of all tenants at one time: each has a descriptor here.
 pub(super) const RUNS_MAX: usize = 4096;
 /// Most pending connections; past it one user's oldest is closed.
-const STRANGERS_MAX: usize = 64;
+const PENDING_MAX: usize = 64;
 /// How long a pending connection may be silent.
 const HELLO_WAIT: Duration = Duration::from_secs(2);
 /// Time between two sweeps over tenants without a runner.
@@ -46,7 +46,7 @@ const DISK_WAIT: Duration = Duration::from_secs(5);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A pending connection: its peer has sent nothing yet.
-struct Stranger {
+struct PendingConnection {
     fd: OwnedFd,
     uid: u32,
     pid: i32,
@@ -61,7 +61,7 @@ pub struct TenantEntry {
     pub tenant: Tenant,
     /// Its runners' connections.
     pub links: Vec<OwnedFd>,
-    orphan: Orphan,
+    runnerless: RunnerlessTenant,
 }
 
 /// How the agent ended.
@@ -82,7 +82,7 @@ pub struct Listener {
     memory: HostMemory,
     pub(super) listening: ListeningSocket,
     signals: SignalFd,
-    strangers: Vec<Stranger>,
+    pending: Vec<PendingConnection>,
     /// The tenants being served.
     pub entries: Vec<TenantEntry>,
     prepared: Prepared,
@@ -107,7 +107,7 @@ impl Listener {
             memory,
             listening,
             signals,
-            strangers: Vec::new(),
+            pending: Vec::new(),
             entries: Vec::new(),
             prepared: Prepared::new(0),
             next_id: 1,
@@ -119,23 +119,23 @@ impl Listener {
     /// Serves until a signal arrives or another agent takes over.
     pub fn serve(&mut self) -> End {
         loop {
-            let (signal, knocks, strangers, links) = self.wait();
+            let (signal, knocks, pending, links) = self.wait();
             if signal && let Ok(Some(info)) = self.signals.read_signal() {
                 let signal = Signal::try_from(info.ssi_signo as i32);
                 return End::Signal(signal.map_or("a signal", Signal::as_str));
             }
             for (at, link) in links.into_iter().rev() {
-                self.hear_runner(at, link);
+                self.read_runner(at, link);
             }
-            for at in strangers.into_iter().rev() {
-                if self.hear_stranger(at) {
+            for at in pending.into_iter().rev() {
+                if self.read_pending(at) {
                     return End::Replaced;
                 }
             }
             if knocks && self.accept() {
                 return End::Replaced;
             }
-            self.look_around();
+            self.tick();
         }
     }
 
@@ -144,7 +144,7 @@ impl Listener {
     fn wait(&self) -> (bool, bool, Vec<usize>, Vec<(usize, usize)>) {
         let now = Instant::now();
         let in_time = |at: Instant| at.saturating_duration_since(now);
-        let hellos = self.strangers.iter().map(|s| in_time(s.since + HELLO_WAIT));
+        let hellos = self.pending.iter().map(|s| in_time(s.since + HELLO_WAIT));
         let orphans = self.entries.iter().filter(|s| s.links.is_empty());
         let least = hellos
             .chain(orphans.map(|_| SWEEP))
@@ -162,7 +162,7 @@ impl Listener {
             .flat_map(|(i, s)| (0..s.links.len()).map(move |k| (i, k)))
             .collect();
         let mut fds = vec![input(self.signals.as_fd())];
-        fds.extend(self.strangers.iter().map(|s| input(s.fd.as_fd())));
+        fds.extend(self.pending.iter().map(|s| input(s.fd.as_fd())));
         let links = self.entries.iter().flat_map(|s| &s.links);
         fds.extend(links.map(|fd| input(fd.as_fd())));
         if self.accept_again.is_none() {
@@ -172,7 +172,7 @@ impl Listener {
             return (false, false, Vec::new(), Vec::new());
         }
         let ready: Vec<bool> = fds.iter().map(|fd| fd.any() == Some(true)).collect();
-        let n = self.strangers.len();
+        let n = self.pending.len();
         let speak = |i: &usize| ready[1 + i];
         (
             ready[0],
@@ -189,16 +189,16 @@ impl Listener {
 
     /// Accepts connections. True when one of them was the next agent, which has everything now.
     fn accept(&mut self) -> bool {
-        for _ in 0..STRANGERS_MAX {
+        for _ in 0..PENDING_MAX {
             match pass::accept(&self.listening.socket) {
                 Ok(fd) => {
                     let Ok(peer) = getsockopt(&fd, sockopt::PeerCredentials) else {
                         continue;
                     };
-                    if self.strangers.len() >= STRANGERS_MAX && self.make_room() {
+                    if self.pending.len() >= PENDING_MAX && self.make_room() {
                         return true;
                     }
-                    self.strangers.push(Stranger {
+                    self.pending.push(PendingConnection {
                         fd,
                         uid: peer.uid(),
                         pid: peer.pid(),
@@ -220,23 +220,23 @@ impl Listener {
     /// Makes room for another connection. True when a pending one was the next agent, which has everything now.
     fn make_room(&mut self) -> bool {
         // A connection that has sent a message by now is served instead of closed.
-        for at in (0..self.strangers.len()).rev() {
-            if self.hear_stranger(at) {
+        for at in (0..self.pending.len()).rev() {
+            if self.read_pending(at) {
                 return true;
             }
         }
-        if self.strangers.len() >= STRANGERS_MAX
-            && let Some(at) = most_pending(self.strangers.iter().map(|s| (s.uid, s.since)))
+        if self.pending.len() >= PENDING_MAX
+            && let Some(at) = most_pending(self.pending.iter().map(|s| (s.uid, s.since)))
         {
-            let oldest = self.strangers.swap_remove(at);
+            let oldest = self.pending.swap_remove(at);
             self.refuse(&oldest, "too many other connections have sent nothing");
         }
         false
     }
 
     /// Sends the reason for a refusal and logs it; the connection closes when `who` is dropped.
-    fn refuse(&mut self, who: &Stranger, why: impl Display) {
-        say_no(who, &why, false);
+    fn refuse(&mut self, who: &PendingConnection, why: impl Display) {
+        send_refusal(who, &why, false);
         warn!(
             "user {} (process {}) is not served: {why}",
             who.uid, who.pid
@@ -244,14 +244,14 @@ impl Listener {
     }
 
     /// Reads a pending connection. True when it was the next agent, which has everything now.
-    fn hear_stranger(&mut self, at: usize) -> bool {
-        let who = self.strangers.swap_remove(at);
+    fn read_pending(&mut self, at: usize) -> bool {
+        let who = self.pending.swap_remove(at);
         let mut buf = [0; BYTES_MAX];
         let got = match pass::receive(&who.fd, &mut buf) {
             Ok(got) if got.bytes == 0 && !got.cut => return false,
             Ok(got) => got,
             Err(Errno::EAGAIN) => {
-                self.strangers.push(who);
+                self.pending.push(who);
                 return false;
             }
             Err(_) => return false,
@@ -264,9 +264,9 @@ impl Listener {
             Ok(Ask::Begin { name, join, .. }) => self.begin(who, &name, join),
             Ok(Ask::Tenant(hello)) => self.hello(who, hello, got.fds),
             Ok(Ask::Offers { .. }) => self.offer(&who),
-            Ok(Ask::Take(take)) => self.give(who, &take),
+            Ok(Ask::Take(take)) => self.assign_prepared(who, &take),
             Ok(Ask::End { name, force, .. }) => self.end_named(who, &name, force),
-            Ok(Ask::Leave { .. }) => return self.leave(who),
+            Ok(Ask::Leave { .. }) => return self.hand_over(who),
             Ok(_) => self.refuse(&who, "it has no tenant here"),
             Err(why) => self.refuse(&who, why),
         }
@@ -274,7 +274,7 @@ impl Listener {
     }
 
     /// A run starts: as a new tenant, or as one more run of an existing tenant.
-    fn begin(&mut self, who: Stranger, name: &str, join: bool) {
+    fn begin(&mut self, who: PendingConnection, name: &str, join: bool) {
         let known = self.position(name);
         let Some(at) = known else {
             let answer = Answer::Vacant {
@@ -295,7 +295,7 @@ impl Listener {
         if let Some(why) = why {
             return self.refuse(&who, why);
         }
-        match there.tenant.keepsakes() {
+        match there.tenant.recovery_fds() {
             Ok(kept) => {
                 let answer = Answer::Joins(there.tenant.settled(&self.service));
                 let mut fds = vec![there.tenant.segment()];
@@ -304,12 +304,12 @@ impl Listener {
                 let _ = pass::send(&who.fd, &answer.encode(), &fds);
                 self.entries[at].links.push(who.fd);
             }
-            Err(e) => self.refuse(&who, unkept(e)),
+            Err(e) => self.refuse(&who, files_not_opened(e)),
         }
     }
 
     /// Sends what a new tenant could have.
-    fn offer(&self, who: &Stranger) {
+    fn offer(&self, who: &PendingConnection) {
         let prepared = self.prepared.copies(&self.service);
         let prepared = prepared.into_iter().map(Wanted::from).collect();
         let answer = Answer::Offers(self.service.offers(self.slabs_left(None), prepared));
@@ -318,8 +318,8 @@ impl Listener {
     }
 
     /// Gives a run a prepared tenant, if there is one.
-    fn give(&mut self, who: Stranger, take: &Take) {
-        match self.try_give(&who, take) {
+    fn assign_prepared(&mut self, who: PendingConnection, take: &Take) {
+        match self.claim_prepared(&who, take) {
             Ok(Some(kept)) => {
                 let Some(entry) = self.entries.last_mut() else {
                     return;
@@ -344,27 +344,27 @@ impl Listener {
     }
 
     /// Makes a prepared tenant the last entry; returns the descriptors that its runner is to keep.
-    fn try_give(
+    fn claim_prepared(
         &mut self,
-        who: &Stranger,
+        who: &PendingConnection,
         take: &Take,
     ) -> Result<Option<Vec<OwnedFd>>, AdmissionError> {
         self.has_places()?;
         self.has_room("a prepared tenant", take.slabs, None)?;
-        let Some((id, tenant)) = self.prepared.give(take, who.uid, &self.service)? else {
+        let Some((id, tenant)) = self.prepared.claim(take, who.uid, &self.service)? else {
             return Ok(None);
         };
-        let kept = tenant.keepsakes().map_err(unkept);
+        let kept = tenant.recovery_fds().map_err(files_not_opened);
         let share = tenant.share(&self.service);
         self.entries.push(TenantEntry {
             id,
             tenant,
             links: Vec::new(),
-            orphan: Orphan::default(),
+            runnerless: RunnerlessTenant::default(),
         });
         self.threads.set_share(id, share);
         let new = &self.entries[self.entries.len() - 1];
-        self.memory.arrive(&self.service, new, &self.entries);
+        self.memory.admit(&self.service, new, &self.entries);
         kept.map(Some)
     }
 
@@ -404,10 +404,10 @@ impl Listener {
             .position(|s| s.tenant.hello.name == name)
     }
 
-    fn hello(&mut self, who: Stranger, hello: Hello, fds: Vec<OwnedFd>) {
+    fn hello(&mut self, who: PendingConnection, hello: Hello, fds: Vec<OwnedFd>) {
         let entered = self.enter(&who, hello, fds).and_then(|at| {
-            let kept = self.entries[at].tenant.keepsakes();
-            Ok((at, kept.map_err(unkept)?))
+            let kept = self.entries[at].tenant.recovery_fds();
+            Ok((at, kept.map_err(files_not_opened)?))
         });
         match entered {
             Ok((at, kept)) => {
@@ -418,7 +418,7 @@ impl Listener {
                 self.entries[at].links.push(who.fd);
             }
             // The run will join that tenant; nothing to log.
-            Err(why @ AdmissionError::Taken(_)) => say_no(&who, &why, true),
+            Err(why @ AdmissionError::Taken(_)) => send_refusal(&who, &why, true),
             Err(why) => self.refuse(&who, why),
         }
     }
@@ -426,7 +426,7 @@ impl Listener {
     /// Serves the tenant that a runner asks for; returns the index of its entry.
     fn enter(
         &mut self,
-        who: &Stranger,
+        who: &PendingConnection,
         hello: Hello,
         fds: Vec<OwnedFd>,
     ) -> Result<usize, AdmissionError> {
@@ -461,7 +461,7 @@ impl Listener {
         let at = self.entries.len() - 1;
         // Before the runner gets its answer, and so before its programs start.
         let new = &self.entries[at];
-        self.memory.arrive(&self.service, new, &self.entries);
+        self.memory.admit(&self.service, new, &self.entries);
         Ok(at)
     }
 
@@ -498,7 +498,7 @@ impl Listener {
             id,
             tenant,
             links,
-            orphan: Orphan::default(),
+            runnerless: RunnerlessTenant::default(),
         });
         Ok(())
     }
@@ -528,7 +528,7 @@ impl Listener {
     }
 
     /// Reads a runner's message, or notices that it has closed the connection.
-    fn hear_runner(&mut self, at: usize, link: usize) {
+    fn read_runner(&mut self, at: usize, link: usize) {
         let fd = &self.entries[at].links[link];
         let mut buf = [0; BYTES_MAX];
         let said = match pass::receive(fd, &mut buf) {
@@ -575,13 +575,13 @@ impl Listener {
         let TenantEntry {
             id, tenant, links, ..
         } = self.entries.swap_remove(at);
-        self.memory.leave(id, &self.entries);
+        self.memory.remove(id, &self.entries);
         // Its runner waits for the connection to close, which says that everything is freed.
         self.threads.remove(id, Box::new((tenant, links)));
     }
 
     /// An operator ends a tenant; the connection closes when everything is freed.
-    fn end_named(&mut self, who: Stranger, name: &str, force: bool) {
+    fn end_named(&mut self, who: PendingConnection, name: &str, force: bool) {
         match self.may_end(&who, name, force) {
             Ok(at) => {
                 info!(tenant = %name, "the tenant is ended by user {} (process {})", who.uid, who.pid);
@@ -596,7 +596,12 @@ impl Listener {
     }
 
     /// The index of the tenant, if `who` may end it now; otherwise why not.
-    fn may_end(&self, who: &Stranger, name: &str, force: bool) -> Result<usize, AdmissionError> {
+    fn may_end(
+        &self,
+        who: &PendingConnection,
+        name: &str,
+        force: bool,
+    ) -> Result<usize, AdmissionError> {
         let is_operator = who.uid == 0 || who.uid == nix::unistd::geteuid().as_raw();
         let is_theirs = |s: &&TenantEntry| is_operator || s.tenant.uid == who.uid;
         let Some(at) = self
@@ -634,23 +639,23 @@ impl Listener {
     }
 
     /// Periodic work.
-    fn look_around(&mut self) {
+    fn tick(&mut self) {
         let now = Instant::now();
         if self.accept_again.is_some_and(|at| at <= now) {
             self.accept_again = None;
         }
         while let Some(at) = self
-            .strangers
+            .pending
             .iter()
             .position(|s| now.duration_since(s.since) >= HELLO_WAIT)
         {
-            let who = self.strangers.swap_remove(at);
+            let who = self.pending.swap_remove(at);
             self.refuse(&who, "it connected and sent nothing");
         }
         for at in (0..self.entries.len()).rev() {
             let s = &mut self.entries[at];
             let (lives, lease) = (s.tenant.lives(), s.tenant.lease());
-            if s.links.is_empty() && s.orphan.is_over(lives, lease.segment(), lease.far()) {
+            if s.links.is_empty() && s.runnerless.is_over(lives, lease.segment(), lease.far()) {
                 self.end(at);
             }
         }
@@ -660,18 +665,18 @@ impl Listener {
     }
 
     /// Hands over to another agent. True when that one has everything.
-    fn leave(&mut self, who: Stranger) -> bool {
+    fn hand_over(&mut self, who: PendingConnection) -> bool {
         if who.uid != 0 && who.uid != nix::unistd::geteuid().as_raw() {
             self.refuse(&who, "only root and the agent's own user may replace it");
             return false;
         }
-        if let Err(why) = super::replace::give(&who.fd, &self.listening, &self.entries) {
-            return self.stays(&who, &why);
+        if let Err(why) = super::replace::hand_over(&who.fd, &self.listening, &self.entries) {
+            return self.handover_failed(&who, &why);
         }
         // Until the handover all tenants are served.
         if !self.threads.hold(DISK_WAIT) {
             let wait_s = DISK_WAIT.as_secs();
-            return self.stays(
+            return self.handover_failed(
                 &who,
                 &format_args!("disk operations have not ended within {wait_s} s"),
             );
@@ -685,7 +690,7 @@ impl Listener {
                 s.spawn(|| drop(agent));
             }
         });
-        let gone = super::replace::goes(&who.fd);
+        let gone = super::replace::confirm_stopped(&who.fd);
         if let Err(why) = &gone {
             for TenantEntry { tenant, links, .. } in std::mem::take(&mut self.entries) {
                 let name = tenant.hello.name.clone();
@@ -694,15 +699,15 @@ impl Listener {
                 }
             }
             self.begin_memory();
-            self.threads.go_on();
-            self.stays(&who, why);
+            self.threads.resume();
+            self.handover_failed(&who, why);
         }
         gone.is_ok()
     }
 
     /// The handover to another agent has failed.
-    fn stays(&self, who: &Stranger, why: &dyn Display) -> bool {
-        say_no(who, &why, false);
+    fn handover_failed(&self, who: &PendingConnection, why: &dyn Display) -> bool {
+        send_refusal(who, &why, false);
         warn!("another agent failed to take over ({why}); this one keeps serving");
         false
     }
@@ -717,7 +722,7 @@ fn most_pending(all: impl Iterator<Item = (u32, Instant)> + Clone) -> Option<usi
 }
 
 /// Sends a refusal. With `taken` its tenant exists, and the run can join it.
-fn say_no(who: &Stranger, why: &impl Display, taken: bool) {
+fn send_refusal(who: &PendingConnection, why: &impl Display, taken: bool) {
     let answer = Answer::Refused {
         version: VERSION,
         why: why.to_string(),
@@ -728,7 +733,7 @@ fn say_no(who: &Stranger, why: &impl Display, taken: bool) {
 }
 
 /// The descriptors for a runner to keep could not be opened.
-fn unkept(source: std::io::Error) -> AdmissionError {
+fn files_not_opened(source: std::io::Error) -> AdmissionError {
     AdmissionError::System {
         what: "cannot open its files for its runner",
         source,

@@ -19,7 +19,7 @@ pub(super) const ROUND: Duration = Duration::from_millis(1000 / ROUNDS_IN_S as u
 pub(super) const PATIENCE_S: usize = PATIENCE / ROUNDS_IN_S;
 
 /// Logs `what` about a tenant when it becomes true, and not again while it stays true.
-pub(super) fn say_when(so: bool, was_said: &mut bool, s: &TenantEntry, what: impl Display) {
+pub(super) fn warn_once(so: bool, was_said: &mut bool, s: &TenantEntry, what: impl Display) {
     if so && !*was_said {
         let (tenant, user) = (&s.tenant.hello.name, s.tenant.uid);
         warn!(%tenant, user, "the tenant {what}");
@@ -59,15 +59,15 @@ impl HostMemory {
     }
 
     /// This tenant was added, and is among `entries`.
-    pub fn arrive(&mut self, service: &Service, new: &TenantEntry, entries: &[TenantEntry]) {
-        self.pool.arrive(service, &[new], entries);
-        self.shared.arrive(service, &[new], entries);
+    pub fn admit(&mut self, service: &Service, new: &TenantEntry, entries: &[TenantEntry]) {
+        self.pool.admit(service, &[new], entries);
+        self.shared.admit(service, &[new], entries);
     }
 
     /// A tenant has ended.
-    pub fn leave(&mut self, id: u64, entries: &[TenantEntry]) {
-        self.pool.leave(id, entries);
-        self.shared.leave(id, entries);
+    pub fn remove(&mut self, id: u64, entries: &[TenantEntry]) {
+        self.pool.remove(id, entries);
+        self.shared.remove(id, entries);
     }
 
     /// A tenant's ceiling, weight or floor has changed.

@@ -38,7 +38,7 @@ use crate::dispatch::Dispatch;
 use error::DaemonError;
 use listener::{End, Listener};
 use memory::HostMemory;
-use replace::Taken;
+use replace::Handover;
 use socket::ListeningSocket;
 use tenant::{Service, Tenant};
 use threads::ServingThreads;
@@ -83,7 +83,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     raise_descriptors();
     // Files that the agent creates from here on are its user's alone, unless it sets other modes.
     umask(Mode::from_bits_retain(0o077));
-    let Taken { listening, tenants } = listen(&path, config.replace)?;
+    let Handover { listening, tenants } = listen(&path, config.replace)?;
     if let Err(why) = socket::permit(&path, config.group) {
         // Tenants of a replaced agent live on: their runners connect again.
         listening.remove(&path);
@@ -132,9 +132,9 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
 }
 
 /// Listens at `path`, with the tenants of the previous agent.
-fn listen(path: &Path, replace: bool) -> Result<Taken, DaemonError> {
+fn listen(path: &Path, replace: bool) -> Result<Handover, DaemonError> {
     if replace {
-        match replace::take(path) {
+        match replace::take_over(path) {
             Ok(Some(taken)) => return Ok(taken),
             Ok(None) => {}
             Err(source) => {
@@ -144,7 +144,7 @@ fn listen(path: &Path, replace: bool) -> Result<Taken, DaemonError> {
         }
     }
     match ListeningSocket::open(path) {
-        Ok(Some(listening)) => Ok(Taken {
+        Ok(Some(listening)) => Ok(Handover {
             listening,
             tenants: Vec::new(),
         }),

@@ -16,7 +16,7 @@ use tracing::warn;
 
 use super::error::{AdmissionError, HostPoolError};
 use super::listener::TenantEntry;
-use super::memory::{PATIENCE_S, ROUND, pages_of, say_when};
+use super::memory::{PATIENCE_S, ROUND, pages_of, warn_once};
 use super::tenant::{Service, Tenant};
 use crate::members::wake_all;
 use canvas_control::terms::Terms;
@@ -27,12 +27,12 @@ pub const POOL_MIN: Size = Size::from_bytes(TENANTS_MIN * 4 * SLAB_BYTES);
 /// The host's pool, if it is limited.
 pub struct HostPool {
     policy: Option<Pools>,
-    known: BTreeMap<u64, Known>,
+    known: BTreeMap<u64, TenantLimit>,
     next: Instant,
 }
 
 /// A tenant, beside what the policy knows.
-struct Known {
+struct TenantLimit {
     /// The limit written into its segment, in bytes.
     written: u64,
     /// Pages that it had swapped at the last check.
@@ -85,11 +85,11 @@ impl HostPool {
             *policy = Pools::new(policy.slabs());
         }
         let all: Vec<&TenantEntry> = entries.iter().collect();
-        self.arrive(service, &all, entries);
+        self.admit(service, &all, entries);
     }
 
     /// These tenants were added, and are among `entries`.
-    pub fn arrive(
+    pub fn admit(
         &mut self,
         service: &Service,
         newcomers: &[&TenantEntry],
@@ -108,7 +108,7 @@ impl HostPool {
             .map(|s| {
                 let pages = pages(s.tenant.lease().segment());
                 let had = s.tenant.pool_grant();
-                let known = Known {
+                let known = TenantLimit {
                     written: had.unwrap_or(s.tenant.pool_ceiling),
                     pages,
                     is_named: false,
@@ -124,15 +124,15 @@ impl HostPool {
                 }
             })
             .collect();
-        policy.arrive(&newcomers);
+        policy.admit(&newcomers);
         self.apply(entries);
     }
 
     /// A tenant has ended.
-    pub fn leave(&mut self, id: u64, entries: &[TenantEntry]) {
+    pub fn remove(&mut self, id: u64, entries: &[TenantEntry]) {
         self.known.remove(&id);
         if let Some(policy) = &mut self.policy {
-            policy.leave(id);
+            policy.remove(id);
         }
         self.apply(entries);
     }
@@ -165,7 +165,7 @@ impl HostPool {
                 continue;
             };
             let is_overdue = policy.is_overdue(s.id);
-            say_when(
+            warn_once(
                 is_overdue,
                 &mut known.is_overdue,
                 s,
@@ -216,7 +216,7 @@ fn bounds(tenant: &Tenant, service: &Service) -> Bounds {
 }
 
 /// Reads all tenants' figures, and logs those that have overwritten their limit.
-fn look(policy: &mut Pools, known: &mut BTreeMap<u64, Known>, entries: &[TenantEntry]) {
+fn look(policy: &mut Pools, known: &mut BTreeMap<u64, TenantLimit>, entries: &[TenantEntry]) {
     for s in entries {
         let Some(known) = known.get_mut(&s.id) else {
             continue;
@@ -224,7 +224,7 @@ fn look(policy: &mut Pools, known: &mut BTreeMap<u64, Known>, entries: &[TenantE
         let segment = s.tenant.lease().segment();
         if segment.config.pool_bytes.load(Relaxed) != known.written {
             let what = "has overwritten the limit on its pool in its segment; the agent restores it each time, and logs this once";
-            say_when(true, &mut known.is_named, s, what);
+            warn_once(true, &mut known.is_named, s, what);
         }
         let now = pages(segment);
         policy.read(s.id, reading(&s.tenant, known, now));
@@ -239,7 +239,7 @@ fn pages(segment: &Segment) -> u64 {
 }
 
 /// A tenant's figures, by its own count.
-fn reading(tenant: &Tenant, known: &Known, pages: u64) -> Reading {
+fn reading(tenant: &Tenant, known: &TenantLimit, pages: u64) -> Reading {
     let (segment, far) = (tenant.lease().segment(), tenant.lease().far());
     let used_bytes = segment.pool_used();
     let spill_percent = far.spill_percent.load(Relaxed).clamp(1, 100);

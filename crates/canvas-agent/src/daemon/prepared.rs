@@ -80,7 +80,7 @@ impl Prepared {
 
     /// The prepared tenant that fits the request best, changed to match it and owned by `uid`; it stays prepared when
     /// that fails.
-    pub(super) fn give(
+    pub(super) fn claim(
         &mut self,
         asked: &Take,
         uid: u32,
@@ -94,7 +94,7 @@ impl Prepared {
             copies: Some(Wanted::from(copies)),
             ..*asked
         };
-        self.ready[at].1.give(&wanted, uid, service)?;
+        self.ready[at].1.claim(&wanted, uid, service)?;
         Ok(Some(self.ready.remove(at)))
     }
 }
@@ -172,14 +172,17 @@ mod tests {
         );
 
         let two = Policy { donors: 2, ..DISK };
-        let why = prepared.give(&asked(Some(two)), 9, &service).err().unwrap();
+        let why = prepared
+            .claim(&asked(Some(two)), 9, &service)
+            .err()
+            .unwrap();
         assert!(why.to_string().contains("2 donors"), "{why}");
         assert_eq!(prepared.ready.len(), 2, "it is left");
         assert_ne!(prepared.ready[0].1.uid, 9);
 
         let one = Policy { donors: 1, ..DISK };
         for (id, copies, has) in [(4, Some(one), one), (5, None, DISK)] {
-            let given = prepared.give(&asked(copies), 9, &service).unwrap();
+            let given = prepared.claim(&asked(copies), 9, &service).unwrap();
             let (got, tenant) = given.unwrap();
             assert_eq!((got, tenant.uid, tenant.policy(&service)), (id, 9, has));
             let (segment, far) = (tenant.lease().segment(), tenant.lease().far());
@@ -188,6 +191,6 @@ mod tests {
             assert_eq!((tenant.pool_ceiling, pool), (3 << 20, 3 << 20));
         }
         assert!(prepared.due().is_some());
-        assert!(prepared.give(&asked(None), 9, &service).unwrap().is_none());
+        assert!(prepared.claim(&asked(None), 9, &service).unwrap().is_none());
     }
 }

@@ -23,7 +23,7 @@ const WAIT: Duration = Duration::from_secs(10);
 const GIVE_WAIT: Duration = Duration::from_secs(5);
 
 /// What the old agent handed over.
-pub struct Taken {
+pub struct Handover {
     /// Its socket.
     pub listening: ListeningSocket,
     /// Its tenants, with their descriptors.
@@ -31,8 +31,8 @@ pub struct Taken {
 }
 
 /// Old agent: hands everything to the agent at `to`, which confirms it. That one starts to serve after the final
-/// message ([`goes`]).
-pub fn give(
+/// message ([`confirm_stopped`]).
+pub fn hand_over(
     to: &OwnedFd,
     listening: &ListeningSocket,
     entries: &[TenantEntry],
@@ -64,14 +64,14 @@ pub fn give(
 }
 
 /// Old agent: sends the final message, that it has stopped serving. After an error the new agent does not serve either.
-pub fn goes(to: &OwnedFd) -> Result<(), ReplaceError> {
+pub fn confirm_stopped(to: &OwnedFd) -> Result<(), ReplaceError> {
     let goes = Answer::Goes { version: VERSION };
     Ok(send_within(to, &goes.encode(), &[], GIVE_WAIT)?)
 }
 
 /// New agent: requests the handover from the agent that listens at `path`. `None` when nobody listens; after an error
 /// the old agent keeps serving.
-pub fn take(path: &Path) -> Result<Option<Taken>, ReplaceError> {
+pub fn take_over(path: &Path) -> Result<Option<Handover>, ReplaceError> {
     let old = match pass::connect(path) {
         Ok(old) => old,
         Err(Errno::ENOENT | Errno::ECONNREFUSED) => return Ok(None),
@@ -100,7 +100,7 @@ pub fn take(path: &Path) -> Result<Option<Taken>, ReplaceError> {
     }
     send_within(&old, &Ask::Taken { version }.encode(), &[], WAIT)?;
     match self::answer(&old)? {
-        (Answer::Goes { .. }, _) => Ok(Some(Taken {
+        (Answer::Goes { .. }, _) => Ok(Some(Handover {
             listening: ListeningSocket { socket, lock },
             tenants,
         })),

@@ -20,7 +20,7 @@ use canvas_types::units::Size;
 
 use super::error::{AdmissionError, HostSharedError};
 use super::listener::TenantEntry;
-use super::memory::{PATIENCE_S, ROUND, pages_of, say_when};
+use super::memory::{PATIENCE_S, ROUND, pages_of, warn_once};
 use super::pool::POOL_MIN;
 use super::tenant::{Service, Tenant};
 use crate::members::wake_all;
@@ -49,12 +49,12 @@ pub struct Section {
 /// The host's limit, if there is one.
 pub struct HostShared {
     policy: Option<(Section, Pools)>,
-    known: BTreeMap<u64, Known>,
+    known: BTreeMap<u64, TenantGrant>,
     next: Instant,
 }
 
 /// A tenant, beside what the policy knows.
-struct Known {
+struct TenantGrant {
     /// What its run asked for at the last check, in bytes; 0 for nothing yet.
     asked: u64,
     /// The policy has it: its run has asked for something once.
@@ -106,11 +106,11 @@ impl HostShared {
             *policy = policy.emptied();
         }
         let all: Vec<&TenantEntry> = entries.iter().collect();
-        self.arrive(service, &all, entries);
+        self.admit(service, &all, entries);
     }
 
     /// These tenants were added, and are among `entries`.
-    pub fn arrive(
+    pub fn admit(
         &mut self,
         service: &Service,
         newcomers: &[&TenantEntry],
@@ -126,7 +126,7 @@ impl HostShared {
         for s in newcomers {
             let segment = s.tenant.lease().segment();
             let there = segment.shared.bytes.load(Relaxed);
-            let known = Known {
+            let known = TenantGrant {
                 asked: 0,
                 is_divided: false,
                 written: there,
@@ -142,10 +142,10 @@ impl HostShared {
     }
 
     /// A tenant has ended.
-    pub fn leave(&mut self, id: u64, entries: &[TenantEntry]) {
+    pub fn remove(&mut self, id: u64, entries: &[TenantEntry]) {
         self.known.remove(&id);
         if let Some((_, policy)) = &mut self.policy {
-            policy.leave(id);
+            policy.remove(id);
         }
         self.apply(entries);
     }
@@ -185,7 +185,7 @@ impl HostShared {
                 continue;
             };
             let is_overdue = policy.is_overdue(s.id);
-            say_when(
+            warn_once(
                 is_overdue,
                 &mut known.is_overdue,
                 s,
@@ -210,7 +210,7 @@ impl HostShared {
             };
             let segment = s.tenant.lease().segment();
             if known.is_divided && segment.shared.bytes.load(Relaxed) != known.written {
-                say_when(
+                warn_once(
                     true,
                     &mut known.is_named,
                     s,
@@ -242,7 +242,7 @@ impl HostShared {
             if let Some(s) = entries.iter().find(|s| s.id == new.id)
                 && let Some(known) = self.known.get_mut(&new.id)
             {
-                say_when(
+                warn_once(
                     true,
                     &mut known.is_overdue,
                     s,
@@ -255,7 +255,7 @@ impl HostShared {
                 known.is_divided = true;
             }
         }
-        policy.arrive(&newcomers);
+        policy.admit(&newcomers);
     }
 
     /// Writes each grant that has changed, or that the tenant has overwritten.
@@ -286,7 +286,7 @@ impl HostShared {
 }
 
 /// How many tenants the policy has.
-fn divided(known: &BTreeMap<u64, Known>) -> u64 {
+fn divided(known: &BTreeMap<u64, TenantGrant>) -> u64 {
     known.values().filter(|k| k.is_divided).count() as u64
 }
 

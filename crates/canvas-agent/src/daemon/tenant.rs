@@ -16,13 +16,13 @@ use std::time::Duration;
 
 use crate::copies::LiveCopies;
 use crate::disk::{self, Disk};
-use crate::host::Served;
 use crate::idle::Waker;
 use crate::journal::{Journal, PoolGrant, random};
 use crate::numbers::SealNumbers;
 use crate::replicas::{self, Policy, Replicas};
 use crate::seal::Sealer;
-use crate::share::Live;
+use crate::serve_loop::TenantAgent;
+use crate::share::LiveShare;
 use crate::{Agent, Setup, Share};
 use canvas_link::Address;
 use canvas_shm::lives::Lives;
@@ -244,7 +244,7 @@ impl Tenant {
     }
 
     /// Gives a prepared tenant to a run of user `uid`: completely, or not at all with the reason.
-    pub fn give(&mut self, to: &Take, uid: u32, service: &Service) -> Result<(), AdmissionError> {
+    pub fn claim(&mut self, to: &Take, uid: u32, service: &Service) -> Result<(), AdmissionError> {
         let terms = service.terms(&self.hello.name);
         terms.allow_pool(to.pool_bytes)?;
         let before = std::mem::replace(&mut self.uid, uid);
@@ -365,7 +365,7 @@ impl Tenant {
     }
 
     /// Creates the agent that serves it. No other agent may serve it at the same time.
-    pub fn agent(&self, service: &Service) -> Result<Box<dyn Served>, AdmissionError> {
+    pub fn agent(&self, service: &Service) -> Result<Box<dyn TenantAgent>, AdmissionError> {
         let far = self.lease.far();
         let waker = Waker(far);
         let system = |source| AdmissionError::System {
@@ -392,7 +392,7 @@ impl Tenant {
             },
             // The host's thread decides when to sleep.
             spin: Duration::ZERO,
-            share: Live::new(self.share(service)),
+            share: LiveShare::new(self.share(service)),
         };
         match disk {
             Some(disk) if service.servers.is_empty() && service.finder.is_none() => {
@@ -418,7 +418,7 @@ impl Tenant {
     }
 
     /// Descriptors that its runner keeps for the next agent: journal and backing files, read-only.
-    pub fn keepsakes(&self) -> std::io::Result<Vec<OwnedFd>> {
+    pub fn recovery_fds(&self) -> std::io::Result<Vec<OwnedFd>> {
         std::iter::once(self.journal.file())
             .chain(&self.backing)
             .map(|file| Ok(File::open(in_proc(file.as_fd()))?.into()))
@@ -632,7 +632,7 @@ mod tests {
         let fd = segment();
         let again = |fd: &OwnedFd| fd.try_clone().unwrap();
         let first = Tenant::judge(hello(), 7, vec![again(&fd)], &service).unwrap();
-        let kept = first.keepsakes().unwrap();
+        let kept = first.recovery_fds().unwrap();
         assert_eq!(kept.len(), 2);
         for file in &kept {
             let flags = fcntl(file, FcntlArg::F_GETFL).unwrap();
@@ -716,7 +716,7 @@ mod tests {
         assert_eq!((first.hello.slabs, bound()), (5, 5));
         // Neither the segment nor what the runner says to the next agent can raise it.
         far_of(&fd).slabs_max.store(1000, Relaxed);
-        let kept = first.keepsakes().unwrap();
+        let kept = first.recovery_fds().unwrap();
         let fds = || vec![again(&fd), again(&kept[0]), again(&kept[1])];
         let greedy = || Hello {
             slabs: 1000,

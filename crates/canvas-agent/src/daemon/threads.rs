@@ -1,4 +1,4 @@
-//! The serving threads ([`crate::host`]): starts them, sends them commands, and divides tenants among them
+//! The serving threads ([`crate::serve_loop`]): starts them, sends them commands, and divides tenants among them
 //! ([`canvas_place::threads`]).
 //!
 //! Only the listener sends commands. A tenant that moves between threads is first returned by its old thread, so two
@@ -18,9 +18,9 @@ use nix::unistd::Pid;
 use tracing::{info, warn};
 
 use crate::Share;
-use crate::bell::Bell;
 use crate::dispatch::{Dispatch, Shared};
-use crate::host::{Host, Seat, Served};
+use crate::notifier::Notifier;
+use crate::serve_loop::{ServeLoop, TenantAgent, TenantSlot};
 
 /// Time between two checks of the threads' load.
 const ROUND: Duration = Duration::from_millis(1000 / ROUNDS_IN_S as u64);
@@ -31,45 +31,45 @@ const HOLD_PAUSE: Duration = Duration::from_millis(2);
 /// A command for a serving thread.
 enum Command {
     /// Serve this tenant too; add the time that it takes.
-    Add(u64, Box<dyn Served>, Arc<AtomicU64>),
+    Add(u64, Box<dyn TenantAgent>, Arc<AtomicU64>),
     /// Change this tenant's share.
     Share(u64, Share),
     /// Return this tenant unchanged.
-    Part(u64, Sender<Option<Seat>>),
+    Detach(u64, Sender<Option<TenantSlot>>),
     /// Serve this tenant of another thread.
-    Settle(Seat),
+    Attach(TenantSlot),
     /// Stop serving this tenant; drop the rest when its agent has ended.
     Remove(u64, Box<dyn Send>),
     /// Stop (true) or resume starting operations; answer whether none is at a disk.
     Hold(bool, Sender<bool>),
     /// Stop serving and return all tenants.
-    RemoveAll(Sender<Vec<Box<dyn Served>>>),
+    RemoveAll(Sender<Vec<Box<dyn TenantAgent>>>),
 }
 
 /// A serving thread.
 struct Thread {
-    tell: Sender<Command>,
-    bell: Arc<Bell>,
+    commands: Sender<Command>,
+    notifier: Arc<Notifier>,
 }
 
 impl Thread {
     fn start(number: usize, spin: Duration, dispatch: Dispatch) -> std::io::Result<Thread> {
-        let bell = dispatch.bell().clone();
-        let (tell, told) = channel();
+        let notifier = dispatch.notifier().clone();
+        let (commands, receiver) = channel();
         let name = match number {
             0 => "serve".to_owned(),
             n => format!("serve-{}", n + 1),
         };
-        std::thread::Builder::new()
-            .name(name)
-            .spawn(move || Host::new(spin, dispatch).serve(|host| obey(host, &told)))?;
-        Ok(Thread { tell, bell })
+        std::thread::Builder::new().name(name).spawn(move || {
+            ServeLoop::new(spin, dispatch).serve(|serving| run_commands(serving, &receiver))
+        })?;
+        Ok(Thread { commands, notifier })
     }
 
-    fn tell(&self, command: Command) {
+    fn send(&self, command: Command) {
         // The thread ends only with the process.
-        let _ = self.tell.send(command);
-        self.bell.ring();
+        let _ = self.commands.send(command);
+        self.notifier.notify();
     }
 }
 
@@ -96,7 +96,7 @@ impl Idle {
     }
 
     /// Idle time since the last call: 1000 for one whole processor; 0 when unknown.
-    fn look(&mut self) -> Permille {
+    fn sample(&mut self) -> Permille {
         let stat = std::fs::read("/proc/stat").unwrap_or_default();
         let may = |cpu| self.may.is_set(cpu).unwrap_or(false);
         let now: Vec<Ticks> = processors(&stat, may).collect();
@@ -144,26 +144,26 @@ impl ServingThreads {
         };
         if let Width::Fixed(_) = width {
             while threads.all.len() < threads.decide.most() {
-                threads.one_more()?;
+                threads.add_thread()?;
             }
         }
         Ok(threads)
     }
 
-    fn one_more(&mut self) -> std::io::Result<()> {
-        let dispatch = Dispatch::one_more(&self.shared);
+    fn add_thread(&mut self) -> std::io::Result<()> {
+        let dispatch = Dispatch::for_thread(&self.shared);
         let thread = Thread::start(self.all.len(), self.spin, dispatch)?;
         self.all.push(thread);
         Ok(())
     }
 
     /// Serves a tenant, by a number that was never used before.
-    pub fn add(&mut self, id: u64, agent: Box<dyn Served>) {
+    pub fn add(&mut self, id: u64, agent: Box<dyn TenantAgent>) {
         // While there was only one tenant, nobody checked the load.
         let time = self.looked.elapsed().max(ROUND);
         let thread = self.decide.place(&self.loads(time));
         let served_ns = Arc::new(AtomicU64::new(0));
-        self.all[thread].tell(Command::Add(id, agent, served_ns.clone()));
+        self.all[thread].send(Command::Add(id, agent, served_ns.clone()));
         self.tenants.insert(
             id,
             Tenant {
@@ -177,14 +177,14 @@ impl ServingThreads {
     /// Changes a tenant's share.
     pub fn set_share(&self, id: u64, share: Share) {
         if let Some(tenant) = self.tenants.get(&id) {
-            self.all[tenant.thread].tell(Command::Share(id, share));
+            self.all[tenant.thread].send(Command::Share(id, share));
         }
     }
 
     /// Stops serving a tenant; `rest` is dropped when its agent has ended.
     pub fn remove(&mut self, id: u64, rest: Box<dyn Send>) {
         if let Some(tenant) = self.tenants.remove(&id) {
-            self.all[tenant.thread].tell(Command::Remove(id, rest));
+            self.all[tenant.thread].send(Command::Remove(id, rest));
         }
     }
 
@@ -206,23 +206,23 @@ impl ServingThreads {
     fn all_hold(&self, holds: bool) -> bool {
         let (send, said) = channel();
         for thread in &self.all {
-            thread.tell(Command::Hold(holds, send.clone()));
+            thread.send(Command::Hold(holds, send.clone()));
         }
         drop(send);
         said.iter().filter(|is_quiet| !is_quiet).count() == 0
     }
 
     /// Resumes after [`ServingThreads::hold`].
-    pub fn go_on(&self) {
+    pub fn resume(&self) {
         self.all_hold(false);
     }
 
     /// Stops serving all tenants; returns their agents.
-    pub fn remove_all(&mut self) -> Vec<Box<dyn Served>> {
+    pub fn remove_all(&mut self) -> Vec<Box<dyn TenantAgent>> {
         self.tenants.clear();
         let (send, given) = channel();
         for thread in &self.all {
-            thread.tell(Command::RemoveAll(send.clone()));
+            thread.send(Command::RemoveAll(send.clone()));
         }
         drop(send);
         given.iter().flatten().collect()
@@ -245,9 +245,9 @@ impl ServingThreads {
         for tenant in self.tenants.values_mut() {
             tenant.seen_ns = tenant.served_ns.load(Relaxed);
         }
-        let idle = self.idle.look();
-        if let Some(change) = self.decide.look(&loads, idle) {
-            self.carry_out(change);
+        let idle = self.idle.sample();
+        if let Some(change) = self.decide.rebalance(&loads, idle) {
+            self.apply_move(change);
         }
     }
 
@@ -263,10 +263,10 @@ impl ServingThreads {
         loads
     }
 
-    fn carry_out(&mut self, change: Move) {
+    fn apply_move(&mut self, change: Move) {
         let Move { id, from, to } = change;
         if to == self.all.len() {
-            if let Err(e) = self.one_more() {
+            if let Err(e) = self.add_thread() {
                 warn!(
                     "{to} threads serve: cannot start another one: {}",
                     canvas_control::text::reason(&e)
@@ -279,9 +279,9 @@ impl ServingThreads {
             );
         }
         let (send, given) = channel();
-        self.all[from].tell(Command::Part(id, send));
-        if let Ok(Some(seat)) = given.recv() {
-            self.all[to].tell(Command::Settle(seat));
+        self.all[from].send(Command::Detach(id, send));
+        if let Ok(Some(slot)) = given.recv() {
+            self.all[to].send(Command::Attach(slot));
             if let Some(tenant) = self.tenants.get_mut(&id) {
                 tenant.thread = to;
             }
@@ -290,20 +290,20 @@ impl ServingThreads {
 }
 
 /// Carries out the commands for a serving thread.
-fn obey(host: &mut Host, told: &Receiver<Command>) -> bool {
-    while let Ok(command) = told.try_recv() {
+fn run_commands(serving: &mut ServeLoop, commands: &Receiver<Command>) -> bool {
+    while let Ok(command) = commands.try_recv() {
         match command {
-            Command::Add(id, agent, served_ns) => host.add(id, agent, served_ns),
-            Command::Share(id, share) => host.set_share(id, share),
-            Command::Part(id, to) => {
-                let _ = to.send(host.part(id));
+            Command::Add(id, agent, served_ns) => serving.add(id, agent, served_ns),
+            Command::Share(id, share) => serving.set_share(id, share),
+            Command::Detach(id, to) => {
+                let _ = to.send(serving.detach(id));
             }
-            Command::Settle(seat) => host.settle(seat),
+            Command::Attach(slot) => serving.attach(slot),
             Command::Remove(id, rest) => {
-                let agent = host.remove(id);
+                let agent = serving.remove(id);
                 let ends = move || {
                     if let Some(mut agent) = agent {
-                        agent.leave();
+                        agent.free_all();
                     }
                     drop(rest);
                 };
@@ -313,10 +313,10 @@ fn obey(host: &mut Host, told: &Receiver<Command>) -> bool {
                     .spawn(ends);
             }
             Command::Hold(holds, to) => {
-                let _ = to.send(host.hold(holds));
+                let _ = to.send(serving.hold(holds));
             }
             Command::RemoveAll(to) => {
-                let _ = to.send(host.remove_all());
+                let _ = to.send(serving.remove_all());
             }
         }
     }
@@ -327,9 +327,9 @@ fn obey(host: &mut Host, told: &Receiver<Command>) -> bool {
 mod tests {
     use super::*;
     use crate::direct::Direct;
-    use crate::dispatch::Lane;
-    use crate::host::Found;
-    use crate::share::Live;
+    use crate::dispatch::IoLink;
+    use crate::serve_loop::Found;
+    use crate::share::LiveShare;
     use canvas_sched::{Class, Decision, LinkConfig, Ticket};
     use canvas_shm::{Far, Segment};
     use std::collections::HashMap;
@@ -344,7 +344,7 @@ mod tests {
         begun: Arc<AtomicU64>,
         tickets: HashMap<u64, Ticket>,
         under_way: Vec<Ticket>,
-        share: Live,
+        share: LiveShare,
         /// A thread works for it.
         is_served: Arc<AtomicBool>,
     }
@@ -358,17 +358,17 @@ mod tests {
         }
     }
 
-    impl Served for Asks {
+    impl TenantAgent for Asks {
         fn gather(&mut self, dispatch: &mut Dispatch, id: u64, most: usize) -> Found {
             self.alone(|own| {
-                own.far.rung(|_| ());
+                own.far.take_notified(|_| ());
                 // A queue holds no more than an agent has under way.
                 let room = 64usize.saturating_sub(own.tickets.len());
                 let taken = most.min(own.left as usize).min(room);
                 for _ in 0..taken {
                     let (tag, now_ns) = (own.left, dispatch.now_ns());
                     own.left -= 1;
-                    let ticket = dispatch.submit(id, Class::Demand, Lane::In, BYTES, tag, now_ns);
+                    let ticket = dispatch.submit(id, Class::Demand, IoLink::In, BYTES, tag, now_ns);
                     own.tickets.insert(tag.into(), ticket.unwrap());
                 }
                 Found {
@@ -419,11 +419,11 @@ mod tests {
         fn is_busy(&self) -> bool {
             !self.tickets.is_empty()
         }
-        fn leave(&mut self) {}
+        fn free_all(&mut self) {}
         fn far(&self) -> &'static Far {
             self.far
         }
-        fn share(&self) -> &Live {
+        fn share(&self) -> &LiveShare {
             &self.share
         }
     }
@@ -446,7 +446,7 @@ mod tests {
                 begun: begun[id as usize].clone(),
                 tickets: HashMap::new(),
                 under_way: Vec::new(),
-                share: Live::default(),
+                share: LiveShare::default(),
                 is_served: Arc::default(),
             };
             threads.add(id, Box::new(agent));
@@ -467,7 +467,7 @@ mod tests {
             let id = (seed + moves * 7) as u64 % 6;
             let from = threads.tenants[&id].thread;
             let to = (from + 1 + (seed + moves) % 2) % 3;
-            threads.carry_out(Move { id, from, to });
+            threads.apply_move(Move { id, from, to });
             assert_eq!(threads.tenants[&id].thread, to);
             moves += 1;
         }
@@ -484,7 +484,7 @@ mod tests {
         assert_eq!(threads.all.len(), 1);
         assert!(threads.due().is_some());
         let (id, from, to) = (1, 0, 1);
-        threads.carry_out(Move { id, from, to });
+        threads.apply_move(Move { id, from, to });
         assert_eq!(threads.all.len(), 2);
         let until = Instant::now() + Duration::from_secs(60);
         while begun.iter().any(|n| n.load(Relaxed) < 1000) {

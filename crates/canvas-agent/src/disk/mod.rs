@@ -25,12 +25,12 @@ use canvas_shm::Far;
 use canvas_shm::far::SLAB_EXTENTS;
 use canvas_types::units::Amount;
 
-use crate::bell::PollBell;
 use crate::block::Block;
-use crate::dispatch::Lane;
+use crate::dispatch::IoLink;
 use crate::idle::Waker;
-use crate::store::About;
-use crate::store::{Event, ONCE, Outcome, Store, place};
+use crate::notifier::PollNotifier;
+use crate::store::LogTopic;
+use crate::store::{Event, Outcome, Store, TRANSFER_COST, place};
 use path::{Done, Job, Path};
 pub use path::{create, default_dir};
 
@@ -81,7 +81,7 @@ pub struct Disk {
     started: Instant,
     far: &'static Far,
     /// Notified when an operation has ended.
-    bell: Arc<PollBell>,
+    notifier: Arc<PollNotifier>,
 }
 
 impl Disk {
@@ -107,10 +107,10 @@ impl Disk {
             }
         }
         let choice = Paths::new(files.len());
-        let bell = Arc::new(PollBell::new()?);
+        let notifier = Arc::new(PollNotifier::new()?);
         let paths = files
             .into_iter()
-            .map(|file| Path::new(file, reserve, waker, bell.clone()));
+            .map(|file| Path::new(file, reserve, waker, notifier.clone()));
         Ok(Disk {
             paths: paths.collect::<io::Result<_>>()?,
             choice,
@@ -123,7 +123,7 @@ impl Disk {
             done: Vec::new(),
             started: Instant::now(),
             far: waker.0,
-            bell,
+            notifier,
         })
     }
 
@@ -138,8 +138,8 @@ impl Disk {
 
     /// Notified when an operation has ended, for a thread that also waits for other things. [`Store::is_ready`] says
     /// whether one has.
-    pub(crate) fn bell(&self) -> &PollBell {
-        &self.bell
+    pub(crate) fn notifier(&self) -> &PollNotifier {
+        &self.notifier
     }
 
     /// The file that has an extent, if any.
@@ -157,9 +157,9 @@ impl Disk {
         self.home(extent).into_iter().chain(others)
     }
 
-    /// The lane of the file that has an extent.
-    pub fn lane_of(&self, extent: u32) -> Lane {
-        Lane::Disk(self.home(extent).unwrap_or(0) as u8)
+    /// The link of the file that has an extent.
+    pub fn link_of(&self, extent: u32) -> IoLink {
+        IoLink::Disk(self.home(extent).unwrap_or(0) as u8)
     }
 
     /// The file to write an extent to: the one that has it, while that accepts writes. `None`: all were tried.
@@ -294,13 +294,13 @@ impl Store for Disk {
         self.paths.iter().all(Path::is_quiet)
     }
 
-    fn lane(&mut self, id: u32, extent: u32, writes: bool) -> (Lane, u32) {
+    fn link(&mut self, id: u32, extent: u32, writes: bool) -> (IoLink, u32) {
         if !writes || self.paths.len() == 1 {
-            return (self.lane_of(extent), ONCE);
+            return (self.link_of(extent), TRANSFER_COST);
         }
         let path = self.choose(extent, 0).unwrap_or(0);
         self.turns.insert(id, path);
-        (Lane::Disk(path as u8), ONCE)
+        (IoLink::Disk(path as u8), TRANSFER_COST)
     }
 
     fn write(&mut self, id: u32, extent: u32, block: Block, _: usize) {
@@ -348,9 +348,9 @@ impl Store for Disk {
                 Done::Ended { id, outcome, block } => self.ended(id, outcome, block),
                 Done::Punched { id, ok } => self.punched(id, ok),
                 Done::Freed(slab) => self.freed(slab),
-                Done::Full(why) => Some(Event::Line(About::Full, self.full(&why))),
-                Done::Broken(what, why) => Some(Event::Line(
-                    About::Disk,
+                Done::Full(why) => Some(Event::Log(LogTopic::Full, self.full(&why))),
+                Done::Broken(what, why) => Some(Event::Log(
+                    LogTopic::Disk,
                     format!("the backing file cannot be {what}: {why}"),
                 )),
             });
@@ -424,7 +424,7 @@ mod tests {
                 let mut events = Vec::new();
                 self.disk.poll(&mut events);
                 events.retain(|event| match event {
-                    Event::Line(_, line) => {
+                    Event::Log(_, line) => {
                         self.said.push(line.clone());
                         false
                     }

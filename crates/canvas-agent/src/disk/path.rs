@@ -24,9 +24,9 @@ use nix::fcntl::{FallocateFlags, OFlag, fallocate};
 use nix::sys::statvfs::fstatvfs;
 use nix::unistd::{Whence, lseek};
 
-use crate::bell::PollBell;
 use crate::block::{ALIGN, Block};
 use crate::idle::Waker;
+use crate::notifier::PollNotifier;
 use crate::store::Outcome;
 
 /// Default reserve of free space on the disk, for all of its other uses: this fraction of it,
@@ -168,7 +168,7 @@ struct Shared {
     done: Mutex<Vec<Done>>,
     any_done: AtomicBool,
     waker: Waker,
-    bell: Arc<PollBell>,
+    notifier: Arc<PollNotifier>,
 }
 
 /// The file and its threads.
@@ -198,12 +198,12 @@ pub fn create(dir: &std::path::Path) -> io::Result<File> {
 
 impl Path {
     /// Starts the threads for `file`, which [`create`] made. `reserve` stays free on its disk, whatever tenants write.
-    /// When a job has ended, `waker` is woken and `bell` notified.
+    /// When a job has ended, `waker` is woken and `notifier` notified.
     pub(crate) fn new(
         file: File,
         reserve: Option<Amount>,
         waker: Waker,
-        bell: Arc<PollBell>,
+        notifier: Arc<PollNotifier>,
     ) -> io::Result<Path> {
         let shared = Arc::new(Shared {
             file,
@@ -212,7 +212,7 @@ impl Path {
             done: Mutex::default(),
             any_done: AtomicBool::new(false),
             waker,
-            bell,
+            notifier,
         });
         let mut path = Path {
             shared,
@@ -373,7 +373,7 @@ fn work(shared: &Shared, thread: usize) {
         drop(jobs);
         shared.any_done.store(true, Ordering::SeqCst);
         shared.waker.wake();
-        shared.bell.ring();
+        shared.notifier.notify();
     }
 }
 
@@ -573,8 +573,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (fd, _) = canvas_shm::Segment::create(true).unwrap();
         let waker = Waker(canvas_shm::Far::map(&fd).unwrap());
-        let bell = Arc::new(PollBell::new().unwrap());
-        let mut path = Path::new(create(dir.path()).unwrap(), size(0), waker, bell).unwrap();
+        let notifier = Arc::new(PollNotifier::new().unwrap());
+        let mut path = Path::new(create(dir.path()).unwrap(), size(0), waker, notifier).unwrap();
         path.widen(9).unwrap();
         path.widen(2).unwrap();
         for round in 0..3 {

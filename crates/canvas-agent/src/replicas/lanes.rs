@@ -10,13 +10,13 @@ use canvas_link::Address;
 use canvas_place::replicas::{Code, Donors, Policy, Replica, RunId, Slab};
 use canvas_shm::Far;
 use canvas_shm::far::{EXTENT_BYTES, SLABS_MAX};
-use canvas_shm::lanes::{DONORS_MAX, Place, Route, SHARDS_MAX};
+use canvas_shm::lanes::{DONORS_MAX, DonorAddress, Route, SHARDS_MAX};
 use canvas_wire::frame::{Lane, LaneRate, Request};
 use canvas_wire::{VERSION_LANE_PAIRS, VERSION_LANES};
 
 use super::donor::Donor;
-use super::read::Turns;
-use super::{Call, Replicas, SERVERS_MAX, Views};
+use super::read::ReadBalancer;
+use super::{Purpose, Replicas, SERVERS_MAX, Views};
 use crate::store::Direct;
 
 const _: () = assert!(SERVERS_MAX <= DONORS_MAX);
@@ -51,7 +51,7 @@ struct Granted {
 
 /// The channels of one donor.
 #[derive(Default)]
-struct OfDonor {
+struct DonorLanes {
     /// The donor process to which channels were last possible.
     run: Option<RunId>,
     /// Whether processes may open channels, as last published.
@@ -85,7 +85,7 @@ pub(super) struct Lanes {
     changed: bool,
     /// When routes were last published.
     told: Option<Instant>,
-    donors: Vec<OfDonor>,
+    donors: Vec<DonorLanes>,
 }
 
 impl Lanes {
@@ -148,7 +148,7 @@ impl Lanes {
 }
 
 /// Where the donor grants channels, if it can.
-fn place_of(donor: &Donor) -> Option<Place> {
+fn address_of(donor: &Donor) -> Option<DonorAddress> {
     let version = donor.links.first()?.welcome().version;
     if !donor.is_up() || version < VERSION_LANES {
         return None;
@@ -165,7 +165,7 @@ fn place_of(donor: &Donor) -> Option<Place> {
             true
         }
     };
-    Some(Place {
+    Some(DonorAddress {
         ip,
         port: addr.addr.port(),
         is_v6,
@@ -195,7 +195,7 @@ fn best<'m>(entry: &'m Slab, slab: u32, donors: &'m Views<'_>) -> Option<&'m Rep
 }
 
 /// Publishes where each data shard of a slab is read. False when none can be.
-fn tell_shards(routes: &[Route], entry: &Slab, code: Code, donors: &Views<'_>) -> bool {
+fn publish_shards(routes: &[Route], entry: &Slab, code: Code, donors: &Views<'_>) -> bool {
     let mut any = false;
     for (shard, route) in routes.iter().enumerate().take(code.data()) {
         match good(entry, shard, donors).next() {
@@ -238,7 +238,7 @@ impl Replicas {
         let has_rdma = self.donors.iter().any(|d| d.addr.rdma);
         self.far.lanes.set_has_rdma(has_rdma);
         for donor in &self.far.lanes.donors {
-            donor.set_place(None);
+            donor.set_address(None);
             donor.drop_ticket();
         }
         let used = self
@@ -262,7 +262,7 @@ impl Replicas {
         };
         if let Some(code) = entry.code {
             let shards = &self.far.shard_routes[slab as usize];
-            return match tell_shards(shards, entry, code, &donors) {
+            return match publish_shards(shards, entry, code, &donors) {
                 true => route.set_in_shards(code.shard_bytes(EXTENT_BYTES)),
                 false => route.clear(),
             };
@@ -277,12 +277,12 @@ impl Replicas {
     }
 
     /// Periodic work for direct read channels.
-    pub(super) fn look_after_lanes(&mut self) {
+    pub(super) fn maintain_lanes(&mut self) {
         self.may_read_directly();
         let n = self.donors.len();
-        self.lanes.donors.resize_with(n, OfDonor::default);
+        self.lanes.donors.resize_with(n, DonorLanes::default);
         for donor in 0..n {
-            self.look_at_donor(donor);
+            self.maintain_donor_lanes(donor);
         }
         self.far.lanes.set_disk_first(self.reads.is_disk_first());
         let is_due = self.lanes.told.is_none_or(|told| told.elapsed() >= AGAIN);
@@ -294,11 +294,11 @@ impl Replicas {
         }
     }
 
-    fn look_at_donor(&mut self, donor: usize) {
+    fn maintain_donor_lanes(&mut self, donor: usize) {
         let d = &self.donors[donor];
         let there = &self.far.lanes.donors[donor];
-        let place = place_of(d);
-        let open = place.is_some() && d.suspect.is_none();
+        let address = address_of(d);
+        let open = address.is_some() && d.suspect.is_none();
         let of = &mut self.lanes.donors[donor];
         if of.run != d.run || !d.is_up() {
             // Its channels end with its link, now or soon.
@@ -310,12 +310,12 @@ impl Replicas {
         if of.open != open {
             of.open = open;
             self.lanes.changed = true;
-            there.set_place(place.filter(|_| open));
+            there.set_address(address.filter(|_| open));
         }
         if self.lanes.may == Direct::None || !self.far.lanes.is_wanted() {
             return self.end_lanes(donor);
         }
-        self.ask_lanes(donor);
+        self.send_lane_rates(donor);
         let there = &self.far.lanes.donors[donor];
         let of = &mut self.lanes.donors[donor];
         if let Some((lane, since)) = of.offered
@@ -324,7 +324,7 @@ impl Replicas {
             of.offered = None;
             if there.take_ticket_back() {
                 of.granted.retain(|l| l.lane != lane);
-                self.submit(donor, Call::LaneEnd, &Request::LaneEnd { lane });
+                self.submit(donor, Purpose::LaneEnd, &Request::LaneEnd { lane });
             }
             return;
         }
@@ -347,14 +347,14 @@ impl Replicas {
             secret,
             rate,
         };
-        if !self.submit(donor, Call::Lane, &Request::Lane(lane)) {
+        if !self.submit(donor, Purpose::Lane, &Request::Lane(lane)) {
             self.lanes.donors[donor].asked = None;
         }
     }
 
     /// Sends the donor the rates of its channels, and asks for the bytes read: where they are counted, and where the
     /// rate changes.
-    fn ask_lanes(&mut self, donor: usize) {
+    fn send_lane_rates(&mut self, donor: usize) {
         let over = self.lanes.pairs_over;
         if self.donors[donor].addr.rdma && over.is_some_and(|o| o.elapsed() < PAIRS_END) {
             return;
@@ -373,7 +373,7 @@ impl Replicas {
         for lane in due {
             if !self.submit(
                 donor,
-                Call::LaneRate(lane),
+                Purpose::LaneRate(lane),
                 &Request::LaneRate { lane, rate },
             ) {
                 self.lanes.used(donor, lane, None);
@@ -386,7 +386,7 @@ impl Replicas {
         let of = &mut self.lanes.donors[donor];
         of.offered = None;
         for Granted { lane, .. } in std::mem::take(&mut of.granted) {
-            self.submit(donor, Call::LaneEnd, &Request::LaneEnd { lane });
+            self.submit(donor, Purpose::LaneEnd, &Request::LaneEnd { lane });
         }
         self.far.lanes.donors[donor].drop_ticket();
     }
@@ -406,7 +406,7 @@ impl Replicas {
             self.lanes.direct && self.far.lanes.donors[donor].put_ticket(&ticket, &keys)
         });
         if !is_offered {
-            self.submit(donor, Call::LaneEnd, &Request::LaneEnd { lane });
+            self.submit(donor, Purpose::LaneEnd, &Request::LaneEnd { lane });
             return;
         }
         of.offered = Some((lane, Instant::now()));
@@ -419,7 +419,7 @@ impl Replicas {
             asked: false,
         });
         if let Some(Granted { lane, .. }) = oldest {
-            self.submit(donor, Call::LaneEnd, &Request::LaneEnd { lane });
+            self.submit(donor, Purpose::LaneEnd, &Request::LaneEnd { lane });
         }
     }
 
@@ -435,7 +435,7 @@ impl Replicas {
     }
 }
 
-impl Turns {
+impl ReadBalancer {
     /// Whether the disk is known to answer sooner than donors.
     pub(super) fn is_disk_first(&self) -> bool {
         let [donors, disk] = self.latencies_ns();

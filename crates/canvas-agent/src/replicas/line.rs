@@ -1,7 +1,7 @@
 //! Encodes a slab's replicas as a line of the journal.
 
 use canvas_place::replicas::map::{Gaps, REPLICAS_MAX};
-use canvas_place::replicas::worth::Told;
+use canvas_place::replicas::worth::ReportedWorth;
 use canvas_place::replicas::{Code, Replica, Slab};
 
 /// Bytes of a slab's line in the journal.
@@ -48,7 +48,7 @@ pub fn from_line(line: &[u8; LINE_BYTES]) -> Slab {
             u64::from_le_bytes(*part[8..].first_chunk().expect("8 bytes")),
         );
         replica.shard = part[SHARD].into();
-        replica.told = Told::unknown();
+        replica.reported = ReportedWorth::unknown();
         if part[1] == 0 {
             replica.lacks_all();
         }
@@ -72,7 +72,7 @@ mod tests {
     /// The journal does not keep what the donor was sent.
     fn replica(donor: usize) -> Replica {
         Replica {
-            told: Told::unknown(),
+            reported: ReportedWorth::unknown(),
             ..Replica::whole(donor, [donor as u8; 16], 77 + donor as u64)
         }
     }

@@ -14,8 +14,8 @@
 //!   extent. Data are verified before they are copied from one place to another.
 
 pub mod donor;
+mod free_all;
 mod lanes;
-mod leave;
 pub mod line;
 mod read;
 mod repair;
@@ -36,27 +36,27 @@ use std::time::{Duration, Instant};
 use canvas_link::{Address, Completion, Completions, LinkConfig, SubmitError, Timeouts};
 use canvas_place::choose::choose;
 pub use canvas_place::replicas::Policy;
-use canvas_place::replicas::placement::{self, Placed};
+use canvas_place::replicas::placement::{self, PlacementResult};
 use canvas_place::replicas::{
-    DonorView, Donors, Map, REQUEST_NS, Slab, Standing, TICK_NS, is_durable, map,
+    ConnectionState, DonorView, Donors, Map, REQUEST_NS, Slab, TICK_NS, is_durable, map,
 };
 use canvas_shm::Far;
 use canvas_shm::far::{SLAB_EXTENTS, SLABS_MAX, slab_state};
 use canvas_wire::error::ErrorCode;
-use canvas_wire::frame::{Answer, Call as Asked, Items, Reply, Request, SlabKey, Used};
+use canvas_wire::frame::{Answer, Call, Items, Reply, Request, SlabKey, Used};
 use canvas_wire::key::ClusterKey;
 
 use crate::block::Block;
 use crate::copies::LiveCopies;
 use crate::disk::Disk;
-use crate::dispatch::Lane;
+use crate::dispatch::IoLink;
 use crate::erasure::Coder;
 use crate::finder::Found;
 use crate::idle::Waker;
 use crate::journal::Journal;
 use crate::seal::Sealer;
-use crate::store::About;
-use crate::store::{Direct, Event, ONCE, Store};
+use crate::store::LogTopic;
+use crate::store::{Direct, Event, Store, TRANSFER_COST};
 use donor::{Donor, PROMPT_BYTES, State};
 use line::{from_line, to_line};
 use read::Reads;
@@ -105,7 +105,7 @@ pub struct Config {
 
 /// The purpose of a request to a donor.
 #[derive(Clone, Copy, Debug)]
-enum Call {
+enum Purpose {
     /// A read: its id and serial number.
     Read(u32, u64),
     /// A shard for a read: its id, serial number and part.
@@ -133,13 +133,13 @@ struct Sent {
     /// The handle that the request names, or 0.
     handle: u64,
     since: Instant,
-    call: Call,
+    purpose: Purpose,
 }
 
 /// What is needed to connect to donors that were unknown at the start.
-struct Meeting {
+struct Connector {
     /// Known donors without connections: the policy wants no copies on donors, or there are [`SERVERS_MAX`].
-    unmet: Vec<Address>,
+    unconnected: Vec<Address>,
     /// When these were last tried.
     tried: Instant,
     found: Option<Found>,
@@ -155,7 +155,7 @@ pub struct Replicas {
     wanted: LiveCopies,
     policy: Policy,
     donors: Vec<Donor>,
-    meeting: Meeting,
+    connector: Connector,
     disk: Option<Disk>,
     /// [`Config::disk_keeps`].
     disk_keeps: bool,
@@ -181,10 +181,10 @@ pub struct Replicas {
     wrote: Vec<u32>,
     calls: HashMap<u64, Sent>,
     next_tag: u64,
-    /// Slabs that donors still lend to a tenant that has ended ([`Replicas::leave`]): donor and handle.
+    /// Slabs that donors still lend to a tenant that has ended ([`Replicas::free_all`]): donor and handle.
     useless: Vec<(usize, u64)>,
     /// Slab values being sent to donors.
-    worths: worth::Tellings,
+    worths: worth::WorthMessages,
     /// Slabs being freed, and the number of answers awaited.
     freeing: HashMap<u32, usize>,
     repairs: Repairs,
@@ -231,11 +231,11 @@ impl Replicas {
         // The previous agent's donors come first, because slabs' lines refer to them by index. The others are connected
         // when the policy wants copies on donors ([`Replicas::follow`]).
         let mut servers = journal.donors();
-        let mut unmet = config.servers;
-        unmet.retain(|addr| !servers.contains(addr));
+        let mut unconnected = config.servers;
+        unconnected.retain(|addr| !servers.contains(addr));
         if policy.donors > 0 {
             let room = SERVERS_MAX.saturating_sub(servers.len());
-            for addr in unmet.drain(..room.min(unmet.len())) {
+            for addr in unconnected.drain(..room.min(unconnected.len())) {
                 journal.put_donor(servers.len(), addr);
                 servers.push(addr);
             }
@@ -244,8 +244,8 @@ impl Replicas {
             .iter()
             .map(|addr| Donor::new(*addr, link.clone(), config.links, waker))
             .collect::<std::io::Result<Vec<_>>>()?;
-        let meeting = Meeting {
-            unmet,
+        let connector = Connector {
+            unconnected,
             tried: Instant::now(),
             found: config.found,
             link,
@@ -280,7 +280,7 @@ impl Replicas {
             policy,
             wanted: config.copies,
             donors,
-            meeting,
+            connector,
             disk,
             disk_keeps: config.disk_keeps,
             dropping: HashMap::new(),
@@ -298,7 +298,7 @@ impl Replicas {
             calls: HashMap::new(),
             next_tag: 1,
             useless: Vec::new(),
-            worths: worth::Tellings::default(),
+            worths: worth::WorthMessages::default(),
             freeing: HashMap::new(),
             repairs: Repairs::new(),
             watch: Watch::new(waker)?,
@@ -326,7 +326,7 @@ impl Replicas {
     }
 
     /// Sends a request to a donor; false when that is not possible now.
-    fn submit(&mut self, donor: usize, call: Call, request: &Request) -> bool {
+    fn submit(&mut self, donor: usize, purpose: Purpose, request: &Request) -> bool {
         let d = &mut self.donors[donor];
         let Some(link) = d.link_for(request) else {
             return false;
@@ -343,7 +343,7 @@ impl Replicas {
                     donor,
                     handle,
                     since: Instant::now(),
-                    call,
+                    purpose,
                 };
                 self.calls.insert(tag, sent);
                 true
@@ -394,13 +394,13 @@ impl Replicas {
             Some(code) => SlabKey::part(tenant, slab, code.data()),
             None => SlabKey { tenant, slab },
         };
-        if !self.submit(donor, Call::Alloc(slab), &Request::Alloc(key)) {
+        if !self.submit(donor, Purpose::Alloc(slab), &Request::Alloc(key)) {
             return false;
         }
         let d = &mut self.donors[donor];
         d.free_bytes = d.free_bytes.saturating_sub(bytes);
         if let Some(entry) = self.map.get_mut(&slab) {
-            entry.asked();
+            entry.on_alloc_sent();
         }
         true
     }
@@ -420,15 +420,15 @@ impl Replicas {
             &donors,
         );
         match placed {
-            Placed::Useless => {
+            PlacementResult::Useless => {
                 self.useless.extend(handle.map(|handle| (donor, handle)));
                 return;
             }
-            Placed::Yes => self.save(slab),
-            Placed::No { again: true } => {
+            PlacementResult::Yes => self.save(slab),
+            PlacementResult::No { again: true } => {
                 self.place(slab);
             }
-            Placed::No { again: false } => {}
+            PlacementResult::No { again: false } => {}
         }
         self.placed(slab);
     }
@@ -462,7 +462,7 @@ impl Replicas {
                 handle: copy.handle,
             };
             let up = self.donors[copy.donor].is_up();
-            if up && self.submit(copy.donor, Call::Free(slab), &request) {
+            if up && self.submit(copy.donor, Purpose::Free(slab), &request) {
                 awaited += 1;
             }
         }
@@ -488,10 +488,10 @@ impl Replicas {
 
     // Donors.
 
-    fn line(&mut self, about: About, donor: usize, text: std::fmt::Arguments) {
+    fn line(&mut self, about: LogTopic, donor: usize, text: std::fmt::Arguments) {
         let addr = self.donors[donor].addr;
         self.events
-            .push(Event::Line(about, format!("donor {addr}: {text}")));
+            .push(Event::Log(about, format!("donor {addr}: {text}")));
     }
 
     /// Polls a donor's links: `all` of them, or those that owe an answer.
@@ -501,7 +501,7 @@ impl Replicas {
                 Ok(()) => self.connected(donor),
                 Err(why) if !self.donors[donor].told => {
                     self.donors[donor].told = true;
-                    self.line(About::DonorLost(donor), donor, format_args!("{why}"));
+                    self.line(LogTopic::DonorLost(donor), donor, format_args!("{why}"));
                 }
                 Err(_) => {}
             }
@@ -523,16 +523,16 @@ impl Replicas {
             match completion {
                 Completion::Answer { tag, answer } => {
                     if let Some(sent) = self.calls.remove(&tag) {
-                        self.answered(sent, Some(answer));
+                        self.on_answer(sent, Some(answer));
                     }
                 }
                 Completion::TimedOut { tag } | Completion::Lost { tag } => {
                     silent |= matches!(completion, Completion::TimedOut { .. });
                     if let Some(sent) = self.calls.remove(&tag) {
-                        self.answered(sent, None);
+                        self.on_answer(sent, None);
                     }
                 }
-                Completion::Call { id, call } => self.asked(donor, id, call),
+                Completion::Call { id, call } => self.on_call(donor, id, call),
             }
         }
         self.completions = completions;
@@ -542,15 +542,15 @@ impl Replicas {
         if let Some(why) = broken {
             self.donors[donor].lost();
             self.donors[donor].told = true;
-            self.line(About::DonorLost(donor), donor, format_args!("{why}"));
+            self.line(LogTopic::DonorLost(donor), donor, format_args!("{why}"));
         }
         while std::mem::take(&mut self.donors[donor].orphans) {
-            self.orphans(donor);
+            self.fail_pending(donor);
         }
     }
 
     /// Ends the requests that were sent over a link that has closed.
-    fn orphans(&mut self, donor: usize) {
+    fn fail_pending(&mut self, donor: usize) {
         let lost: Vec<u64> = self
             .calls
             .iter()
@@ -559,7 +559,7 @@ impl Replicas {
             .collect();
         for tag in lost {
             if let Some(sent) = self.calls.remove(&tag) {
-                self.answered(sent, None);
+                self.on_answer(sent, None);
             }
         }
     }
@@ -572,32 +572,32 @@ impl Replicas {
                 self.save(slab);
             }
         }
-        self.submit(donor, Call::List, &Request::List { after: 0 });
+        self.submit(donor, Purpose::List, &Request::List { after: 0 });
     }
 
     /// A donor violated the protocol: treats it as one that closed the connection.
-    fn lies(&mut self, donor: usize, why: &str) {
+    fn fail_donor(&mut self, donor: usize, why: &str) {
         let d = &mut self.donors[donor];
         d.listed = Vec::new();
         d.lost();
         if !std::mem::replace(&mut d.told, true) {
-            self.line(About::DonorLost(donor), donor, format_args!("{why}"));
+            self.line(LogTopic::DonorLost(donor), donor, format_args!("{why}"));
         }
     }
 
-    fn listed(&mut self, donor: usize) {
+    fn on_list(&mut self, donor: usize) {
         let held = std::mem::take(&mut self.donors[donor].listed);
         let (changed, garbage) = map::listed(&mut self.map, donor, &held);
         for slab in changed {
             self.save(slab);
         }
         for handle in garbage {
-            self.submit(donor, Call::Garbage, &Request::Free { handle });
+            self.submit(donor, Purpose::Garbage, &Request::Free { handle });
         }
         self.donors[donor].state = State::Up;
         if std::mem::take(&mut self.donors[donor].told) {
             self.line(
-                About::DonorBack(donor),
+                LogTopic::DonorBack(donor),
                 donor,
                 format_args!("it serves again"),
             );
@@ -606,11 +606,11 @@ impl Replicas {
 
     /// A donor no longer has a slab that it lent: it freed it, or the slab's handle never reached an agent that was
     /// stopped for longer than its lease. The slab is placed again, possibly there.
-    fn gone(&mut self, donor: usize, handle: u64) {
+    fn drop_handle(&mut self, donor: usize, handle: u64) {
         for slab in map::gone(&mut self.map, donor, handle) {
             self.save(slab);
             self.line(
-                About::DonorForgot(donor),
+                LogTopic::DonorForgot(donor),
                 donor,
                 format_args!("it no longer has slab {slab}; its pages are copied again"),
             );
@@ -618,43 +618,43 @@ impl Replicas {
     }
 
     /// A donor has answered, or (`None`) never will.
-    fn answered(&mut self, sent: Sent, answer: Option<Answer>) {
-        let Sent { donor, call, .. } = sent;
+    fn on_answer(&mut self, sent: Sent, answer: Option<Answer>) {
+        let Sent { donor, purpose, .. } = sent;
         let now_ns = self.now_ns();
         let took_ns = sent.since.elapsed().as_nanos() as u64;
         if let Some(Answer::Error { code, .. }) = answer
             && code == ErrorCode::UnknownHandle
             && sent.handle != 0
         {
-            self.gone(donor, sent.handle);
+            self.drop_handle(donor, sent.handle);
         }
-        match (call, answer) {
-            (Call::Read(id, serial), answer) => {
+        match (purpose, answer) {
+            (Purpose::Read(id, serial), answer) => {
                 if let Some(Answer::Data(data)) = answer
                     && data.len() <= PROMPT_BYTES
                 {
-                    self.donors[donor].pace.answered(took_ns, now_ns);
+                    self.donors[donor].pace.on_answer(took_ns, now_ns);
                 }
                 self.donor_read(donor, (id, serial), answer);
             }
-            (Call::Shard(id, serial, part), answer) => {
+            (Purpose::Shard(id, serial, part), answer) => {
                 let data = match answer {
                     Some(Answer::Data(data)) => Some(data),
                     _ => None,
                 };
                 if data.is_some_and(|data| data.len() <= PROMPT_BYTES) {
-                    self.donors[donor].pace.answered(took_ns, now_ns);
+                    self.donors[donor].pace.on_answer(took_ns, now_ns);
                 }
                 self.shard_read(donor, (id, serial, part), data);
             }
-            (Call::Write(id), answer) => {
+            (Purpose::Write(id), answer) => {
                 let ok = matches!(answer, Some(Answer::Done));
                 self.donor_wrote(donor, id, ok);
             }
-            (Call::Alloc(slab), Some(Answer::Allocated { handle })) => {
+            (Purpose::Alloc(slab), Some(Answer::Allocated { handle })) => {
                 self.allocated(donor, slab, Some(handle));
             }
-            (Call::Alloc(slab), answer) => {
+            (Purpose::Alloc(slab), answer) => {
                 if let Some(Answer::Error { code, .. }) = answer
                     && matches!(code, ErrorCode::NoRoom | ErrorCode::Ending)
                 {
@@ -663,51 +663,51 @@ impl Replicas {
                 }
                 self.allocated(donor, slab, None);
             }
-            (Call::Free(slab), _) => self.freed_part(slab),
-            (Call::Garbage, _) => {}
-            (Call::Ping, Some(Answer::Pong(pong))) => {
+            (Purpose::Free(slab), _) => self.freed_part(slab),
+            (Purpose::Garbage, _) => {}
+            (Purpose::Ping, Some(Answer::Pong(pong))) => {
                 let d = &mut self.donors[donor];
                 d.free_bytes = pong.free_bytes;
                 d.pressure = pong.pressure;
                 d.suspect = d.suspect.filter(|since| sent.since < *since);
-                d.round_trips.answered(took_ns, now_ns);
+                d.round_trips.on_answer(took_ns, now_ns);
             }
-            (Call::Ping, _) => {}
-            (Call::List, Some(Answer::Handles { more, slabs })) => {
+            (Purpose::Ping, _) => {}
+            (Purpose::List, Some(Answer::Handles { more, slabs })) => {
                 let held = &mut self.donors[donor].listed;
                 let before = held.len();
                 held.extend(slabs.iter().map(|s| s.handle));
                 let after = held.last().copied().unwrap_or(0);
                 let (endless, empty) = (held.len() > LISTED_MAX, held.len() == before);
                 if !more {
-                    self.listed(donor);
+                    self.on_list(donor);
                 } else if endless || empty {
-                    self.lies(donor, "its list of slabs does not end");
+                    self.fail_donor(donor, "its list of slabs does not end");
                 } else {
-                    self.submit(donor, Call::List, &Request::List { after });
+                    self.submit(donor, Purpose::List, &Request::List { after });
                 }
             }
-            (Call::Worth(telling), answer) => {
-                self.told_worth(telling, matches!(answer, Some(Answer::Done)));
+            (Purpose::Worth(telling), answer) => {
+                self.on_worth_reply(telling, matches!(answer, Some(Answer::Done)));
             }
-            (Call::Lane, Some(Answer::Ticket { lane, ticket })) => {
+            (Purpose::Lane, Some(Answer::Ticket { lane, ticket })) => {
                 self.lane_granted(donor, Some((lane, ticket)));
             }
-            (Call::Lane, _) => self.lane_granted(donor, None),
-            (Call::LaneRate(lane), Some(Answer::LaneUsed { bytes, .. })) => {
+            (Purpose::Lane, _) => self.lane_granted(donor, None),
+            (Purpose::LaneRate(lane), Some(Answer::LaneUsed { bytes, .. })) => {
                 self.lanes.used(donor, lane, Some(bytes));
             }
-            (Call::LaneRate(lane), _) => self.lanes.used(donor, lane, None),
-            (Call::LaneEnd, _) => {}
-            (Call::List, _) => self.donors[donor].lost(),
-            (Call::RepairRead(slot), Some(Answer::Data(data))) => {
+            (Purpose::LaneRate(lane), _) => self.lanes.used(donor, lane, None),
+            (Purpose::LaneEnd, _) => {}
+            (Purpose::List, _) => self.donors[donor].lost(),
+            (Purpose::RepairRead(slot), Some(Answer::Data(data))) => {
                 self.repair_read(slot, Some(data));
             }
-            (Call::RepairRead(slot), _) => self.repair_read(slot, None),
-            (Call::RepairWrite(slot), answer) => {
+            (Purpose::RepairRead(slot), _) => self.repair_read(slot, None),
+            (Purpose::RepairWrite(slot), answer) => {
                 self.repair_wrote(slot, matches!(answer, Some(Answer::Done)));
             }
-            (Call::RepairShard(slot), answer) => {
+            (Purpose::RepairShard(slot), answer) => {
                 let data = match answer {
                     Some(Answer::Data(data)) => Some(data),
                     _ => None,
@@ -718,9 +718,9 @@ impl Replicas {
     }
 
     /// A request from a donor.
-    fn asked(&mut self, donor: usize, id: u64, call: Asked) {
+    fn on_call(&mut self, donor: usize, id: u64, call: Call) {
         match call {
-            Asked::EvictQuery { handles } => {
+            Call::EvictQuery { handles } => {
                 let mut used = Vec::new();
                 for handle in handles.iter() {
                     let replica = map::with_handle(&mut self.map, donor, handle);
@@ -732,14 +732,14 @@ impl Replicas {
                 }
                 self.reply(donor, id, &Reply::Activity(Items::from(&used[..])));
             }
-            Asked::EvictStop {
+            Call::EvictStop {
                 deadline_ms,
                 handles,
             } => {
                 self.donors[donor].pressure = true;
                 self.upkeep.all = true;
                 if deadline_ms == 0 {
-                    return self.freed_there(donor, id, &handles);
+                    return self.on_freed_early(donor, id, &handles);
                 }
                 let until = self.now_ns() + u64::from(deadline_ms) * 1_000_000;
                 let mut unknown = Vec::new();
@@ -784,12 +784,12 @@ impl Donors for Views<'_> {
     fn view(&self, donor: usize) -> DonorView {
         let d = &self.donors[donor];
         DonorView {
-            standing: match d.state {
-                State::Down(since) => Standing::Down {
+            connection: match d.state {
+                State::Down(since) => ConnectionState::Down {
                     since_ns: since.saturating_duration_since(self.started).as_nanos() as u64,
                 },
-                State::Listing => Standing::Listing,
-                State::Up => Standing::Up,
+                State::Listing => ConnectionState::Listing,
+                State::Up => ConnectionState::Up,
             },
             pressure: d.pressure,
             free_bytes: d.free_bytes,
@@ -799,19 +799,21 @@ impl Donors for Views<'_> {
 }
 
 impl Store for Replicas {
-    fn lane(&mut self, id: u32, extent: u32, writes: bool) -> (Lane, u32) {
+    fn link(&mut self, id: u32, extent: u32, writes: bool) -> (IoLink, u32) {
         let slab = extent / SLAB_EXTENTS as u32;
         if !writes && self.code_of(slab).is_some() {
-            return (Lane::In, ONCE);
+            return (IoLink::In, TRANSFER_COST);
         }
         if !writes {
-            return (self.read_lane(id, extent), ONCE);
+            return (self.read_link(id, extent), TRANSFER_COST);
         }
         let policy = self.policy_of(slab);
-        let share = policy.code.map_or(ONCE, |code| ONCE / code.data() as u32);
+        let share = policy
+            .code
+            .map_or(TRANSFER_COST, |code| TRANSFER_COST / code.data() as u32);
         match &mut self.disk {
-            Some(disk) if policy.donors == 0 => disk.lane(id, extent, writes),
-            _ => (Lane::Out, policy.donors.max(1) as u32 * share),
+            Some(disk) if policy.donors == 0 => disk.link(id, extent, writes),
+            _ => (IoLink::Out, policy.donors.max(1) as u32 * share),
         }
     }
 
@@ -819,12 +821,12 @@ impl Store for Replicas {
         self.begin_write(id, extent, block, to);
     }
 
-    fn write_on(&mut self, id: u32, to: usize) {
-        self.go_on_writing(id, to);
+    fn continue_write(&mut self, id: u32, to: usize) {
+        self.advance_write(id, to);
     }
 
-    fn move_own(&mut self, slot: u32, bytes: usize) {
-        self.move_own(slot as usize, bytes);
+    fn grant_move(&mut self, slot: u32, bytes: usize) {
+        self.grant_move(slot as usize, bytes);
     }
 
     fn read(&mut self, id: u32, extent: u32, range: Range<usize>, copy: usize, block: Block) {
@@ -903,8 +905,8 @@ impl Store for Replicas {
         self.lanes.take_bytes()
     }
 
-    fn leave(&mut self, patience: Duration) {
-        self.leave(patience);
+    fn free_all(&mut self, patience: Duration) {
+        self.free_all(patience);
     }
 
     fn is_quiet(&self) -> bool {

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use canvas_place::pace::{HEDGE_NS_MAX, HEDGE_NS_MIN, Silence};
 use canvas_place::paths::{Closed, Paths};
-use canvas_place::replicas::read::{self, Ask, OnDisk, Otherwise, Then};
+use canvas_place::replicas::read::{self, AfterAnswer, Exhausted, NextCopy, OnDisk};
 use canvas_shm::far::EXTENT_BYTES;
 use canvas_wire::error::ErrorCode;
 use canvas_wire::frame::{Answer, Request};
 
-use super::{Call, Replicas, Views};
+use super::{Purpose, Replicas, Views};
 use crate::block::Block;
-use crate::dispatch::Lane;
+use crate::dispatch::IoLink;
 use crate::store::{Event, Outcome, Store, place};
 
 /// The disk's numbers for this module's reads begin here. They differ from read ids because a read for which another
@@ -38,7 +38,7 @@ struct Read {
     since: Instant,
 }
 
-/// Where a read goes first: indices into [`Turns::paths`].
+/// Where a read goes first: indices into [`ReadBalancer::paths`].
 const DONORS: usize = 0;
 const DISK: usize = 1;
 
@@ -47,7 +47,7 @@ const THE_DISK: usize = usize::MAX;
 
 /// Where donors and the disk both have an extent, reads go to the one that is faster under its load (Colloid's
 /// principle).
-pub(super) struct Turns {
+pub(super) struct ReadBalancer {
     paths: Paths,
     /// By read id, the path chosen and the time the read began.
     under_way: HashMap<u32, (usize, Instant)>,
@@ -55,9 +55,9 @@ pub(super) struct Turns {
     disk: Silence,
 }
 
-impl Default for Turns {
-    fn default() -> Turns {
-        Turns {
+impl Default for ReadBalancer {
+    fn default() -> ReadBalancer {
+        ReadBalancer {
             paths: Paths::first_of(2),
             under_way: HashMap::new(),
             disk: Silence::default(),
@@ -70,7 +70,7 @@ impl Default for Turns {
 pub(super) struct Reads {
     by_id: HashMap<u32, Read>,
     serial: u64,
-    turns: Turns,
+    balancer: ReadBalancer,
     /// When to ask another copy as well: the time, the read's id and serial number, and the donor that was asked, or
     /// [`THE_DISK`].
     due: BinaryHeap<Reverse<(Instant, u32, u64, usize)>>,
@@ -93,7 +93,7 @@ impl Reads {
 
     /// Whether the disk answers sooner than donors, where both have the data.
     pub fn is_disk_first(&self) -> bool {
-        self.turns.is_disk_first()
+        self.balancer.is_disk_first()
     }
 
     /// Time until another copy is to be asked for some read.
@@ -103,7 +103,7 @@ impl Reads {
     }
 }
 
-impl Turns {
+impl ReadBalancer {
     /// Mean latencies of donors and the disk in ns, as far as they are known.
     pub(super) fn latencies_ns(&self) -> [Option<f64>; 2] {
         [DONORS, DISK].map(|path| self.paths.latency_ns(path))
@@ -125,8 +125,8 @@ impl Turns {
 }
 
 impl Replicas {
-    /// The links for a read. Where donors and the disk both have the extent, [`Turns`] chooses.
-    pub(super) fn read_lane(&mut self, id: u32, extent: u32) -> Lane {
+    /// The links for a read. Where donors and the disk both have the extent, [`ReadBalancer`] chooses.
+    pub(super) fn read_link(&mut self, id: u32, extent: u32) -> IoLink {
         let (slab, within) = place(extent);
         let on_disk = self.on_disk(slab, within);
         let donors = Views::of(&self.donors, self.started);
@@ -135,24 +135,24 @@ impl Replicas {
             sources.any(|source| source.has && source.up)
         });
         let now_ns = self.now_ns();
-        let turns = &mut self.reads.turns;
-        turns.under_way.remove(&id);
+        let balancer = &mut self.reads.balancer;
+        balancer.under_way.remove(&id);
         let path = match (on_disk, at_donors) {
             (OnDisk::Yes, true) => {
-                turns.paths.tick(now_ns);
-                let path = turns.paths.choose(0, now_ns).unwrap_or(DONORS);
+                balancer.paths.tick(now_ns);
+                let path = balancer.paths.choose(0, now_ns).unwrap_or(DONORS);
                 if path == DISK {
                     self.far.stats.reads_by_disk.fetch_add(1, Relaxed);
                 }
-                turns.under_way.insert(id, (path, Instant::now()));
+                balancer.under_way.insert(id, (path, Instant::now()));
                 path
             }
             (OnDisk::Yes | OnDisk::First, _) => DISK,
             (OnDisk::No | OnDisk::Unsure, _) => DONORS,
         };
         match &self.disk {
-            Some(disk) if path == DISK => disk.lane_of(extent),
-            _ => Lane::In,
+            Some(disk) if path == DISK => disk.link_of(extent),
+            _ => IoLink::In,
         }
     }
 
@@ -175,10 +175,10 @@ impl Replicas {
                 let (slab, within) = place(extent);
                 self.lacks(slab, donor, within);
             }
-            return self.go_on(id);
+            return self.continue_read(id);
         }
         self.reads.serial += 1;
-        let turn = self.reads.turns.under_way.get(&id);
+        let turn = self.reads.balancer.under_way.get(&id);
         let read = Read {
             extent,
             disk_first: turn.is_some_and(|(path, _)| *path == DISK),
@@ -189,7 +189,7 @@ impl Replicas {
             since: Instant::now(),
         };
         self.reads.by_id.insert(id, read);
-        self.go_on(id);
+        self.continue_read(id);
     }
 
     /// How long the tenant waits for a copy that cannot be reached.
@@ -200,7 +200,7 @@ impl Replicas {
     }
 
     /// Asks the next copy; without one the read waits for answers or for donors that may come back, or ends.
-    fn go_on(&mut self, id: u32) {
+    fn continue_read(&mut self, id: u32) {
         if self.ask_next(id, false) {
             return;
         }
@@ -215,15 +215,15 @@ impl Replicas {
         let slab = self.map.get(&slab);
         let otherwise = r
             .state
-            .otherwise(slab, within, &donors, waited_ns, wait_ns_max);
+            .on_exhausted(slab, within, &donors, waited_ns, wait_ns_max);
         let outcome = match otherwise {
-            Otherwise::Waits => return,
-            Otherwise::Later => {
+            Exhausted::AwaitAnswer => return,
+            Exhausted::Retry => {
                 self.reads.away.push((id, r.serial));
                 return;
             }
-            Otherwise::Ends { away: true } => Outcome::Away,
-            Otherwise::Ends { away: false } => Outcome::NoCopy,
+            Exhausted::Fail { away: true } => Outcome::Away,
+            Exhausted::Fail { away: false } => Outcome::NoCopy,
         };
         let block = r.block.take().unwrap_or_default();
         self.reads.by_id.remove(&id);
@@ -246,12 +246,12 @@ impl Replicas {
             let slab = self.map.get(&slab);
             let next = r.state.next(slab, within, &donors, on_disk, besides);
             let (donor, handle) = match next {
-                Ask::Donor(donor, handle) => (donor, handle),
-                Ask::Disk => {
+                NextCopy::Donor(donor, handle) => (donor, handle),
+                NextCopy::Disk => {
                     self.ask_disk(id);
                     return true;
                 }
-                Ask::Nobody => return false,
+                NextCopy::NoneLeft => return false,
             };
             let range = canvas_wire::frame::Range {
                 offset: (within * EXTENT_BYTES + r.range.start) as u32,
@@ -259,10 +259,10 @@ impl Replicas {
             };
             let serial = r.serial;
             let request = Request::Read { handle, range };
-            let sent = self.submit(donor, Call::Read(id, serial), &request);
+            let sent = self.submit(donor, Purpose::Read(id, serial), &request);
             let due = Instant::now() + Duration::from_nanos(self.donors[donor].pace.hedge_ns());
             let r = self.reads.by_id.get_mut(&id).expect("just seen");
-            r.state.asked(donor, sent);
+            r.state.on_sent(donor, sent);
             if sent {
                 self.reads.due.push(Reverse((due, id, serial, donor)));
                 return true;
@@ -277,17 +277,17 @@ impl Replicas {
         };
         // A donor that was asked may be faster, and pieces that have arrived must not be lost: the disk then gets a
         // buffer of its own.
-        let block = match r.state.asked_disk() {
+        let block = match r.state.on_sent_to_disk() {
             true if r.range.start == 0 => r.block.take(),
             _ => None,
         };
         let number = ON_DISK | (self.reads.disk_serial % ON_DISK);
         self.reads.disk_serial = self.reads.disk_serial.wrapping_add(1);
         self.reads.on_disk.insert(number, (id, r.serial));
-        self.reads.turns.disk.asked(now_ns);
+        self.reads.balancer.disk.on_sent(now_ns);
         let range = r.range.clone();
         if r.disk_first {
-            let due = Instant::now() + Duration::from_nanos(self.reads.turns.disk_hedge_ns());
+            let due = Instant::now() + Duration::from_nanos(self.reads.balancer.disk_hedge_ns());
             self.reads.due.push(Reverse((due, id, r.serial, THE_DISK)));
         }
         disk.read(number, r.extent, range, 0, block.unwrap_or_default());
@@ -304,7 +304,7 @@ impl Replicas {
             return;
         };
         let (slab, within) = place(r.extent);
-        let said = match answer {
+        let kind = match answer {
             Some(Answer::Data(data)) => read::Answer::Data {
                 blank: data.iter().all(|b| *b == 0),
             },
@@ -315,22 +315,22 @@ impl Replicas {
             }) => read::Answer::Unknown,
             _ => read::Answer::No,
         };
-        match r.state.answered(&mut self.map, slab, within, donor, said) {
-            Then::Nothing => {}
-            Then::HandOut => {
+        match r.state.on_answer(&mut self.map, slab, within, donor, kind) {
+            AfterAnswer::Nothing => {}
+            AfterAnswer::Deliver => {
                 let mut block = r.block.take().unwrap_or_default();
                 if let Some(Answer::Data(data)) = answer {
                     block[r.range.clone()].copy_from_slice(data);
                 }
                 let outcome = Outcome::Done;
-                self.reads.turns.ended(id);
+                self.reads.balancer.ended(id);
                 self.events.push(Event::Ended { id, outcome, block });
             }
-            Then::GoOn { failover } => {
+            AfterAnswer::TryNext { failover } => {
                 if failover {
                     self.failed_over(donor);
                 }
-                self.go_on(id);
+                self.continue_read(id);
             }
         }
     }
@@ -349,22 +349,22 @@ impl Replicas {
             return;
         };
         let now_ns = self.now_ns();
-        self.reads.turns.disk.answered(now_ns);
+        self.reads.balancer.disk.on_answer(now_ns);
         let Some(extent) = self.reads.get(id, serial).map(|r| r.extent) else {
             return;
         };
         let (slab, within) = place(extent);
         let on_disk = self.on_disk(slab, within);
         let r = self.reads.get(id, serial).expect("just seen");
-        let said = match outcome {
+        let kind = match outcome {
             Outcome::Done => read::Answer::Data {
                 blank: block[r.range.clone()].iter().all(|b| *b == 0),
             },
             _ => read::Answer::No,
         };
-        match r.state.disk_answered(on_disk, said) {
-            Then::Nothing => {}
-            Then::HandOut => {
+        match r.state.on_disk_answer(on_disk, kind) {
+            AfterAnswer::Nothing => {}
+            AfterAnswer::Deliver => {
                 let block = match r.block.take() {
                     Some(mut ours) => {
                         ours[r.range.clone()].copy_from_slice(&block[r.range.clone()]);
@@ -372,12 +372,12 @@ impl Replicas {
                     }
                     None => block,
                 };
-                self.reads.turns.ended(id);
+                self.reads.balancer.ended(id);
                 self.events.push(Event::Ended { id, outcome, block });
             }
-            Then::GoOn { .. } => {
+            AfterAnswer::TryNext { .. } => {
                 r.block.get_or_insert(block);
-                self.go_on(id);
+                self.continue_read(id);
             }
         }
     }
@@ -388,8 +388,8 @@ impl Replicas {
         let up = donors.fold(0, |up, (i, d)| up | u64::from(d.is_up()) << i);
         for (id, serial) in std::mem::take(&mut self.reads.away) {
             if let Some(r) = self.reads.get(id, serial) {
-                r.state.try_again(up);
-                self.go_on(id);
+                r.state.retry(up);
+                self.continue_read(id);
             }
         }
     }
@@ -427,9 +427,9 @@ impl Replicas {
     /// where donors are faster there may be no other disk read for a second.
     fn disk_is_silent(&mut self) {
         let now_ns = self.now_ns();
-        let turns = &mut self.reads.turns;
-        if turns.disk.ns(now_ns) >= HEDGE_NS_MAX {
-            turns.paths.close(DISK, Closed::Silent, now_ns);
+        let balancer = &mut self.reads.balancer;
+        if balancer.disk.ns(now_ns) >= HEDGE_NS_MAX {
+            balancer.paths.close(DISK, Closed::Silent, now_ns);
         }
     }
 
@@ -440,7 +440,7 @@ impl Replicas {
             let now = Instant::now();
             d.suspect = Some(now);
             d.pinged = now;
-            self.submit(donor, Call::Ping, &Request::Ping);
+            self.submit(donor, Purpose::Ping, &Request::Ping);
         }
     }
 }

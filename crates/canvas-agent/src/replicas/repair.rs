@@ -1,22 +1,22 @@
 //! Repairs replicas: carries out what [`canvas_place::replicas::repair`] decides.
 //!
 //! The bytes that a repair moves count as its tenant's, and are scheduled on the links like its writes: a job requests
-//! what it wants to move next ([`Event::Wants`]), is granted some of it ([`Replicas::move_own`]), and reports when that
-//! is done ([`Event::Moved`]).
+//! what it wants to move next ([`Event::MoveWanted`]), is granted some of it ([`Replicas::grant_move`]), and reports
+//! when that is done ([`Event::MoveEnded`]).
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use canvas_place::replicas::REPAIRS;
-use canvas_place::replicas::repair::{self, Found, From, TRIES, Verified};
+use canvas_place::replicas::repair::{self, Found, RepairSource, TRIES, Verified};
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
 use canvas_wire::frame::Request;
 
 use super::shards::Gathering;
-use super::{Call, OURS, Replicas, Views};
+use super::{OURS, Purpose, Replicas, Views};
 use crate::block::Block;
-use crate::dispatch::Lane;
-use crate::store::About;
+use crate::dispatch::IoLink;
+use crate::store::LogTopic;
 use crate::store::{Event, Outcome, Store, place};
 
 pub(super) const SLOTS: usize = REPAIRS;
@@ -118,24 +118,24 @@ impl Replicas {
         let donors = Views::of(&self.donors, self.started);
         let has_disk = self.disk.is_some();
         match self.repairs.jobs.source(slot, &self.map, &donors, has_disk) {
-            From::Donor(_) => self.want(slot, Lane::In),
-            From::Disk => self.want(slot, self.disk_lane(slot)),
-            From::Nowhere => self.end_repair(slot, false),
+            RepairSource::Donor(_) => self.request_move(slot, IoLink::In),
+            RepairSource::Disk => self.request_move(slot, self.disk_link(slot)),
+            RepairSource::Unavailable => self.end_repair(slot, false),
         }
     }
 
     /// The path of a job's extent to the disk and back.
-    fn disk_lane(&self, slot: usize) -> Lane {
+    fn disk_link(&self, slot: usize) -> IoLink {
         let extent = self.repairs.jobs.job(slot).map_or(0, |job| job.extent);
         let disk = self.disk.as_ref();
-        disk.map_or(Lane::Disk(0), |disk| disk.lane_of(extent))
+        disk.map_or(IoLink::Disk(0), |disk| disk.link_of(extent))
     }
 
     /// Requests to move the rest of what a job reads or writes.
-    fn want(&mut self, slot: usize, lane: Lane) {
-        self.events.push(Event::Wants {
+    fn request_move(&mut self, slot: usize, link: IoLink) {
+        self.events.push(Event::MoveWanted {
             slot: slot as u32,
-            lane,
+            link,
             bytes: (EXTENT_BYTES - self.repairs.moving[slot].got) as u32,
         });
     }
@@ -143,11 +143,11 @@ impl Replicas {
     /// A granted move is done, or (not `ok`) failed.
     pub(super) fn moved(&mut self, slot: usize, ok: bool) {
         let slot = slot as u32;
-        self.events.push(Event::Moved { slot, ok });
+        self.events.push(Event::MoveEnded { slot, ok });
     }
 
     /// A job may move `bytes`.
-    pub(super) fn move_own(&mut self, slot: usize, bytes: usize) {
+    pub(super) fn grant_move(&mut self, slot: usize, bytes: usize) {
         let Some(job) = self.repairs.jobs.job(slot) else {
             debug_assert!(false, "a job ends only when it has no request pending");
             return self.moved(slot, false);
@@ -182,7 +182,7 @@ impl Replicas {
         let handle = source.handle;
         let request = Request::Read { handle, range };
         if !self.is_there(slab, source)
-            || !self.submit(source.donor, Call::RepairRead(slot), &request)
+            || !self.submit(source.donor, Purpose::RepairRead(slot), &request)
         {
             self.moved(slot, false);
             self.read_for_repair(slot);
@@ -205,7 +205,7 @@ impl Replicas {
                 if whole {
                     self.write_for_repair(slot);
                 } else {
-                    self.want(slot, Lane::In);
+                    self.request_move(slot, IoLink::In);
                 }
             }
             _ => {
@@ -244,8 +244,8 @@ impl Replicas {
         match self.repairs.jobs.verified(slot, &self.map, good, seal) {
             Verified::Write(target) => {
                 self.repairs.moving[slot].got = 0;
-                let lane = target.map_or_else(|| self.disk_lane(slot), |_| Lane::Out);
-                self.want(slot, lane);
+                let link = target.map_or_else(|| self.disk_link(slot), |_| IoLink::Out);
+                self.request_move(slot, link);
             }
             Verified::Has => self.end_repair(slot, true),
             Verified::End => self.end_repair(slot, false),
@@ -259,7 +259,7 @@ impl Replicas {
                 let line = format!(
                     "a copy of extent {extent} is damaged or old; it is not used for repair"
                 );
-                self.events.push(Event::Line(About::Corrupt, line));
+                self.events.push(Event::Log(LogTopic::Corrupt, line));
                 self.read_for_repair(slot);
             }
         }
@@ -303,7 +303,7 @@ impl Replicas {
             data: &block[piece],
         };
         let sent = self.is_there(extent / SLAB_EXTENTS as u32, target)
-            && self.submit(target.donor, Call::RepairWrite(slot), &request);
+            && self.submit(target.donor, Purpose::RepairWrite(slot), &request);
         self.repairs.moving[slot].block = Some(block);
         if !sent {
             self.moved(slot, false);
@@ -330,7 +330,7 @@ impl Replicas {
         let more = ok && !job.void && moving.got < EXTENT_BYTES;
         self.moved(slot, ok);
         if more {
-            self.want(slot, Lane::Out);
+            self.request_move(slot, IoLink::Out);
         } else {
             self.end_repair(slot, ok);
         }

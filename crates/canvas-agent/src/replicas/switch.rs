@@ -9,7 +9,7 @@ use canvas_place::replicas::read::OnDisk;
 use canvas_shm::far::SLAB_EXTENTS;
 
 use super::{Replicas, Views};
-use crate::store::About;
+use crate::store::LogTopic;
 use crate::store::{Event, Store};
 
 /// The possible policy nearest to `wanted`: without a disk, copies on donors only.
@@ -31,7 +31,7 @@ pub(super) fn possible(wanted: Policy, has_disk: bool) -> Policy {
 
 impl Replicas {
     /// Applies a new copies policy, if there is one.
-    pub(super) fn follow(&mut self) {
+    pub(super) fn apply_policy(&mut self) {
         let now = possible(self.wanted.get(), self.disk.is_some());
         if now == self.policy {
             return;
@@ -39,10 +39,10 @@ impl Replicas {
         self.policy = now;
         self.upkeep.all = true;
         if now.donors > 0 {
-            self.meet_unmet();
+            self.add_unconnected();
         }
         let line = format!("the copies policy is {now} now; far memory moves to the new places");
-        self.events.push(Event::Line(About::Copies, line));
+        self.events.push(Event::Log(LogTopic::Copies, line));
     }
 
     /// The policy that applies to a slab.
@@ -73,14 +73,14 @@ impl Replicas {
     }
 
     /// Frees the disk's copy of a slab if it is neither wanted nor needed.
-    pub(super) fn let_go_of_disk(&mut self, slab: u32, now: u64) {
+    pub(super) fn drop_disk_copy(&mut self, slab: u32, now: u64) {
         let has_any = self.map.get(&slab).is_some_and(|e| e.may_be_on_disk);
         if self.policy_of(slab).disk || !has_any || self.disk.is_none() || self.disk_is_used(slab) {
             return;
         }
         let donors = Views::of(&self.donors, self.started);
         let entry = self.map.get_mut(&slab);
-        if !entry.is_some_and(|e| e.let_go_of_disk(&donors, self.policy, now)) {
+        if !entry.is_some_and(|e| e.drop_disk_copy(&donors, self.policy, now)) {
             return;
         }
         // Recorded first: an agent that takes over must not rely on the copy.

@@ -10,16 +10,16 @@ use canvas_shm::far::SLAB_EXTENTS;
 use canvas_wire::frame::{Reply, Request};
 
 use super::donor::{Donor, State};
-use super::{Call, Replicas, SERVERS_MAX, Views, shards};
+use super::{Purpose, Replicas, SERVERS_MAX, Views, shards};
 use crate::finder::Found;
-use crate::store::About;
 use crate::store::Event;
+use crate::store::LogTopic;
 
 /// A donor that was away for this long, and holds no copy that is relied on, gives up its place to another.
 const FORGOTTEN: Duration = Duration::from_secs(60);
 /// Most donors waiting for a place, and the pause between two attempts.
-const UNMET_MAX: usize = 1024;
-const UNMET_PAUSE: Duration = Duration::from_secs(1);
+const UNCONNECTED_MAX: usize = 1024;
+const UNCONNECTED_PAUSE: Duration = Duration::from_secs(1);
 
 /// How often all slabs are checked, whatever has changed.
 const ALL_EVERY: Duration = Duration::from_secs(1);
@@ -44,25 +44,25 @@ pub(super) struct Upkeep {
 
 impl Replicas {
     /// Number of slab checks so far, for tests.
-    pub fn slabs_looked_at(&self) -> u64 {
+    pub fn slabs_visited(&self) -> u64 {
         self.upkeep.slabs
     }
 
     /// Does the work that is due.
     pub(super) fn tick(&mut self) {
         if self.policy.donors > 0 {
-            self.meet_all();
+            self.add_found_donors();
         }
         for donor in 0..self.donors.len() {
             let d = &mut self.donors[donor];
             if d.is_up() && d.pinged.elapsed() >= d.ping_every {
                 d.pinged = Instant::now();
-                self.submit(donor, Call::Ping, &Request::Ping);
+                self.submit(donor, Purpose::Ping, &Request::Ping);
             }
         }
-        self.follow();
-        self.look_after_lanes();
-        let degraded = self.look_at_slabs();
+        self.apply_policy();
+        self.maintain_lanes();
+        let degraded = self.visit_slabs();
         self.behind = self.behind_now();
         let repaired = std::mem::take(&mut self.repairs.done);
         let failovers = std::mem::take(&mut self.failovers);
@@ -84,7 +84,7 @@ impl Replicas {
 
     /// Checks the slabs that have changed or lack something; all slabs once in a while, or when a donor's properties
     /// have changed. Returns how many have fewer complete copies than they should.
-    fn look_at_slabs(&mut self) -> u64 {
+    fn visit_slabs(&mut self) -> u64 {
         let now = self.now_ns();
         let views = Views::of(&self.donors, self.started);
         let donors: Vec<Seen> = (0..views.count())
@@ -115,15 +115,15 @@ impl Replicas {
             if place {
                 self.place(*slab);
             }
-            self.let_go(*slab, now);
-            self.let_go_of_disk(*slab, now);
+            self.remove_surplus(*slab, now);
+            self.drop_disk_copy(*slab, now);
             let donors = Views::of(&self.donors, self.started);
             if !self.map[slab].is_settled(&donors, self.policy, now) {
                 self.upkeep.restless.insert(*slab);
             }
         }
         self.upkeep.slabs += slabs.len() as u64;
-        self.tell_worths(&slabs);
+        self.send_worths(&slabs);
         degraded
     }
 
@@ -142,43 +142,47 @@ impl Replicas {
     }
 
     /// Connects to donors found by gossip, and to those for which there was no place before.
-    fn meet_all(&mut self) {
-        let found = self.meeting.found.as_mut().and_then(Found::changed);
+    fn add_found_donors(&mut self) {
+        let found = self.connector.found.as_mut().and_then(Found::changed);
         for addr in found.into_iter().flatten() {
             let addr = Address::from(addr);
-            match self.meet(addr) {
-                Some(i) => self.line(About::DonorFound(i), i, format_args!("found by gossip")),
-                None => self.is_unmet(addr),
+            match self.add_donor(addr) {
+                Some(i) => self.line(LogTopic::DonorFound(i), i, format_args!("found by gossip")),
+                None => self.queue_donor(addr),
             }
         }
-        if self.meeting.unmet.is_empty() || self.meeting.tried.elapsed() < UNMET_PAUSE {
+        if self.connector.unconnected.is_empty()
+            || self.connector.tried.elapsed() < UNCONNECTED_PAUSE
+        {
             return;
         }
-        self.meeting.tried = Instant::now();
-        self.meet_unmet();
+        self.connector.tried = Instant::now();
+        self.add_unconnected();
     }
 
     /// Connects to known donors without connections.
-    pub(super) fn meet_unmet(&mut self) {
-        for addr in std::mem::take(&mut self.meeting.unmet) {
-            if self.meet(addr).is_none() {
-                self.is_unmet(addr);
+    pub(super) fn add_unconnected(&mut self) {
+        for addr in std::mem::take(&mut self.connector.unconnected) {
+            if self.add_donor(addr).is_none() {
+                self.queue_donor(addr);
             }
         }
     }
 
     /// Keeps a donor for later, because there is no place or no thread for it now; does nothing if it is connected.
-    fn is_unmet(&mut self, addr: Address) {
+    fn queue_donor(&mut self, addr: Address) {
         let is_one = |known: &Address| known.addr == addr.addr;
-        let is_met = self.donors.iter().any(|d| is_one(&d.addr));
-        if !is_met && !self.meeting.unmet.iter().any(is_one) && self.meeting.unmet.len() < UNMET_MAX
+        let is_connected = self.donors.iter().any(|d| is_one(&d.addr));
+        if !is_connected
+            && !self.connector.unconnected.iter().any(is_one)
+            && self.connector.unconnected.len() < UNCONNECTED_MAX
         {
-            self.meeting.unmet.push(addr);
+            self.connector.unconnected.push(addr);
         }
     }
 
     /// Adds a donor. Returns its index, unless it was known or there is no place.
-    pub(super) fn meet(&mut self, addr: Address) -> Option<usize> {
+    pub(super) fn add_donor(&mut self, addr: Address) -> Option<usize> {
         // Whichever transport reaches it.
         if self.donors.iter().any(|d| d.addr.addr == addr.addr) {
             return None;
@@ -194,9 +198,15 @@ impl Replicas {
             n if n < SERVERS_MAX => n,
             _ => self.donors.iter().enumerate().position(gone)?,
         };
-        let meeting = &self.meeting;
+        let connector = &self.connector;
         // Without a thread for it now, it is tried again later.
-        let donor = Donor::new(addr, meeting.link.clone(), meeting.links, meeting.waker).ok()?;
+        let donor = Donor::new(
+            addr,
+            connector.link.clone(),
+            connector.links,
+            connector.waker,
+        )
+        .ok()?;
         self.journal.put_donor(i, addr);
         if i == self.donors.len() {
             self.donors.push(donor);
@@ -208,12 +218,13 @@ impl Replicas {
     }
 
     /// Releases a replica that its donor wants back, or that is one too many.
-    fn let_go(&mut self, slab: u32, now: u64) {
+    fn remove_surplus(&mut self, slab: u32, now: u64) {
         let donors = Views::of(&self.donors, self.started);
         let bytes = shards::lent_bytes(self.code_of(slab));
         let room = || has_room(&donors, bytes);
         let entry = self.map.get_mut(&slab);
-        let Some(given) = entry.and_then(|e| e.let_go(&donors, self.policy, room, now)) else {
+        let Some(given) = entry.and_then(|e| e.remove_surplus(&donors, self.policy, room, now))
+        else {
             return;
         };
         self.save(slab);
@@ -221,7 +232,7 @@ impl Replicas {
         match given.call {
             Some(call) => self.reply(donor, call, &Reply::EvictDone { handle }),
             None if self.donors[donor].is_up() => {
-                self.submit(donor, Call::Garbage, &Request::Free { handle });
+                self.submit(donor, Purpose::Garbage, &Request::Free { handle });
             }
             // When it comes back, it is asked what it holds.
             None => {}

@@ -16,23 +16,23 @@ use crate::idle::Waker;
 use crate::store::Store;
 
 /// Polls links on a thread of its own.
-pub struct Watch(Arc<Both>);
+pub struct Watch(Arc<WatchShared>);
 
 /// Shared with the thread: it would never see an event of an eventfd that is closed first.
-struct Both {
+struct WatchShared {
     epoll: Epoll,
     ready: AtomicBool,
     /// Ends the thread.
     end: EventFd,
 }
 
-/// Epoll data of [`Both::end`]; that of links is 0.
+/// Epoll data of [`WatchShared::end`]; that of links is 0.
 const END: u64 = 1;
 
 impl Watch {
     /// Starts the thread.
     pub fn new(waker: Waker) -> std::io::Result<Watch> {
-        let both = Arc::new(Both {
+        let both = Arc::new(WatchShared {
             epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
             ready: AtomicBool::new(false),
             end: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
@@ -116,10 +116,10 @@ pub fn await_any<'l>(
     let Some(disk) = disk else {
         return poll(&mut fds, time);
     };
-    fds.push(PollFd::new(disk.bell().listen(), PollFlags::POLLIN));
+    fds.push(PollFd::new(disk.notifier().arm(), PollFlags::POLLIN));
     let came = disk.is_ready() || poll(&mut fds, time);
-    let rung = fds.last().and_then(PollFd::any).unwrap_or(false);
-    disk.bell().heard(rung);
+    let readable = fds.last().and_then(PollFd::any).unwrap_or(false);
+    disk.notifier().disarm(readable);
     came
 }
 

@@ -9,20 +9,20 @@ use canvas_wire::frame::{Items, Reply, Request, Valued};
 use canvas_wire::{EVICT_MAX, VERSION_WORTH};
 
 use super::donor::Donor;
-use super::{Call, Replicas, Views};
+use super::{Purpose, Replicas, Views};
 
 /// What a message names: the slab, the donor, and its handle there.
-type Of = (u32, usize, u64);
+type CopyId = (u32, usize, u64);
 
 /// Messages that no donor has confirmed yet, by number.
 #[derive(Default)]
-pub(super) struct Tellings {
-    under_way: HashMap<u64, Vec<Of>>,
+pub(super) struct WorthMessages {
+    under_way: HashMap<u64, Vec<CopyId>>,
     last: u64,
 }
 
 /// Whether the donor understands values of slabs.
-fn hears(donor: &Donor) -> bool {
+fn supports_worth(donor: &Donor) -> bool {
     let link = donor.links.first();
     donor.is_up() && link.is_some_and(|link| link.welcome().version >= VERSION_WORTH)
 }
@@ -30,7 +30,7 @@ fn hears(donor: &Donor) -> bool {
 impl Replicas {
     /// Sends donors the changed values of these slabs. A donor that does not understand them frees nothing early and
     /// gets no message.
-    pub(super) fn tell_worths(&mut self, slabs: &[u32]) {
+    pub(super) fn send_worths(&mut self, slabs: &[u32]) {
         let now = self.now_ns();
         let donors = Views::of(&self.donors, self.started);
         let mut due: BTreeMap<usize, Vec<(u32, u64, Worth)>> = BTreeMap::new();
@@ -46,12 +46,12 @@ impl Replicas {
             self.upkeep
                 .restless
                 .extend(all.iter().map(|(slab, ..)| slab));
-            if !hears(&self.donors[donor]) {
-                self.needs_no_telling(donor, &all);
+            if !supports_worth(&self.donors[donor]) {
+                self.mark_unsupported(donor, &all);
                 continue;
             }
             for part in all.chunks(EVICT_MAX) {
-                if !self.tell(donor, part) {
+                if !self.send_worth(donor, part) {
                     break;
                 }
             }
@@ -59,19 +59,19 @@ impl Replicas {
     }
 
     /// The donor's version frees nothing early: it counts as if it took each slab for the only copy.
-    fn needs_no_telling(&mut self, donor: usize, all: &[(u32, u64, Worth)]) {
+    fn mark_unsupported(&mut self, donor: usize, all: &[(u32, u64, Worth)]) {
         if !self.donors[donor].is_up() {
             return;
         }
         for &(slab, _, _) in all {
             if let Some(replica) = self.map.get_mut(&slab).and_then(|e| e.at(donor)) {
-                replica.told.deaf();
+                replica.reported.not_supported();
             }
         }
     }
 
     /// Sends one message; false when nothing more can be sent now.
-    fn tell(&mut self, donor: usize, part: &[(u32, u64, Worth)]) -> bool {
+    fn send_worth(&mut self, donor: usize, part: &[(u32, u64, Worth)]) -> bool {
         let valued: Vec<Valued> = part
             .iter()
             .map(|&(_, handle, worth)| Valued {
@@ -80,38 +80,38 @@ impl Replicas {
             })
             .collect();
         let slabs = Items::from(&valued[..]);
-        let telling = self.worths.last + 1;
-        if !self.submit(donor, Call::Worth(telling), &Request::Worth { slabs }) {
+        let message = self.worths.last + 1;
+        if !self.submit(donor, Purpose::Worth(message), &Request::Worth { slabs }) {
             return false;
         }
-        self.worths.last = telling;
+        self.worths.last = message;
         for &(slab, _, worth) in part {
             if let Some(replica) = self.map.get_mut(&slab).and_then(|e| e.at(donor)) {
-                replica.told.tell(worth);
+                replica.reported.on_sent(worth);
             }
         }
         let of = part.iter().map(|&(slab, handle, _)| (slab, donor, handle));
-        self.worths.under_way.insert(telling, of.collect());
+        self.worths.under_way.insert(message, of.collect());
         true
     }
 
     /// A donor has confirmed a message, or (not `ok`) may not have received it.
-    pub(super) fn told_worth(&mut self, telling: u64, ok: bool) {
+    pub(super) fn on_worth_reply(&mut self, message: u64, ok: bool) {
         let again_ns = self.now_ns() + AGAIN_NS;
-        for (slab, donor, handle) in self.worths.under_way.remove(&telling).unwrap_or_default() {
+        for (slab, donor, handle) in self.worths.under_way.remove(&message).unwrap_or_default() {
             self.upkeep.restless.insert(slab);
             let replica = self.map.get_mut(&slab).and_then(|e| e.at(donor));
             // Only the replica that the message named; there may be another one by now.
             if let Some(replica) = replica.filter(|r| r.handle == handle) {
-                replica.told.answered(ok, again_ns);
+                replica.reported.on_answer(ok, again_ns);
             }
         }
     }
 
     /// A donor had to free these slabs at once: reads go to other copies from now on, and the copies are made again.
-    pub(super) fn freed_there(&mut self, donor: usize, call: u64, handles: &Items<'_, u64>) {
+    pub(super) fn on_freed_early(&mut self, donor: usize, call: u64, handles: &Items<'_, u64>) {
         for handle in handles.iter() {
-            self.gone(donor, handle);
+            self.drop_handle(donor, handle);
             // The link forgets the slab as well.
             self.reply(donor, call, &Reply::EvictDone { handle });
         }

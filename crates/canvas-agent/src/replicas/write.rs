@@ -16,7 +16,7 @@ use canvas_place::replicas::{LATE_BYTES_MAX, Target};
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
 use canvas_wire::frame::Request;
 
-use super::{Call, Replicas, Views, is_durable};
+use super::{Purpose, Replicas, Views, is_durable};
 use crate::block::Block;
 use crate::erasure::Coder;
 use crate::store::{Event, Outcome, Store};
@@ -84,7 +84,7 @@ impl Replicas {
         let slab = op.slab();
         self.ops.insert(id, op);
         let now = self.now_ns();
-        self.settle_form(slab);
+        self.choose_form(slab);
         self.upkeep.restless.insert(slab);
         let entry = self.map.entry(slab).or_default();
         let donors = Views::of(&self.donors, self.started);
@@ -100,7 +100,7 @@ impl Replicas {
     }
 
     /// Decides the form (copies or shards) of a slab that holds nothing: the one that the policy wants.
-    fn settle_form(&mut self, slab: u32) {
+    fn choose_form(&mut self, slab: u32) {
         let code = self.policy.code;
         let entry = self.map.entry(slab).or_default();
         let is_new = entry.replicas.is_empty() && entry.allocating == 0 && !entry.may_be_on_disk;
@@ -178,7 +178,7 @@ impl Replicas {
     }
 
     /// A write may continue up to byte `to`.
-    pub(super) fn go_on_writing(&mut self, id: u32, to: usize) {
+    pub(super) fn advance_write(&mut self, id: u32, to: usize) {
         let Some(op) = self.ops.get_mut(&id) else {
             debug_assert!(false, "a write ends after its last piece only");
             return;
@@ -219,7 +219,7 @@ impl Replicas {
             }
             let sent = self.is_there(slab, *target)
                 && self.donors[target.donor].is_up()
-                && self.submit(target.donor, Call::Write(id), &request);
+                && self.submit(target.donor, Purpose::Write(id), &request);
             if !sent {
                 self.lacks(slab, target.donor, within);
             }
@@ -311,7 +311,7 @@ impl Replicas {
         }
         if op.sent < EXTENT_BYTES && !op.targets.is_empty() {
             op.waits = true;
-            self.events.push(Event::Part(id));
+            self.events.push(Event::WriteAdvanced(id));
             return;
         }
         if op.to_disk {

@@ -7,17 +7,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use canvas_agent::block::Block;
-use canvas_agent::dispatch::{Dispatch, Lane};
+use canvas_agent::dispatch::{Dispatch, IoLink};
 use canvas_agent::journal::Journal;
 use canvas_agent::numbers::SealNumbers;
-use canvas_agent::share::Live;
-use canvas_agent::store::{Event, ONCE, Outcome, Store};
+use canvas_agent::share::LiveShare;
+use canvas_agent::store::{Event, Outcome, Store, TRANSFER_COST};
 use canvas_agent::{Agent, Setup, Share};
 use canvas_core::swap::extent::Packer;
 use canvas_sched::{Decision, LinkConfig};
 use canvas_shm::far::{EXTENT_BYTES, Far, SLAB_EXTENTS};
 use canvas_shm::histogram::BUCKETS;
-use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status, WRITES};
+use canvas_shm::mailbox::{DEMANDS, FETCHES, Kind, RequestFields, Status, WRITES};
 use canvas_shm::{Segment, far};
 
 /// What one tenant has on the link.
@@ -44,16 +44,16 @@ impl Store for Slow {
         let mut link = self.0.lock().unwrap();
         link.writes.insert(id, (extent, block, 0));
         drop(link);
-        self.write_on(id, to);
+        self.continue_write(id, to);
     }
-    fn write_on(&mut self, id: u32, to: usize) {
+    fn continue_write(&mut self, id: u32, to: usize) {
         let mut link = self.0.lock().unwrap();
         let (extent, block, got) = link.writes.remove(&id).unwrap();
         assert!(got < to && to <= EXTENT_BYTES);
         link.wrote.push((extent, to));
         if to < EXTENT_BYTES {
             link.writes.insert(id, (extent, block, to));
-            link.events.push(Event::Part(id));
+            link.events.push(Event::WriteAdvanced(id));
             return;
         }
         link.extents.insert(extent, block.to_vec());
@@ -68,8 +68,8 @@ impl Store for Slow {
         link.pieces.push((extent, range.clone()));
         link.reads.push_back((id, extent, range, block));
     }
-    fn lane(&mut self, _: u32, _: u32, writes: bool) -> (Lane, u32) {
-        (if writes { Lane::Out } else { Lane::In }, ONCE)
+    fn link(&mut self, _: u32, _: u32, writes: bool) -> (IoLink, u32) {
+        (if writes { IoLink::Out } else { IoLink::In }, TRANSFER_COST)
     }
     fn free(&mut self, _: u32) {}
     fn poll(&mut self, events: &mut Vec<Event>) {
@@ -86,7 +86,7 @@ struct Tenant {
     agent: Agent<Slow>,
     link: Arc<Mutex<Link>>,
     first: u32,
-    live: Live,
+    live: LiveShare,
 }
 
 const PROC: usize = 0;
@@ -121,7 +121,7 @@ impl Tenant {
         let far = Far::map(&fd).unwrap();
         far.slabs_max.store(1, std::sync::atomic::Ordering::Relaxed);
         let link = Arc::new(Mutex::new(Link::default()));
-        let live = Live::new(share);
+        let live = LiveShare::new(share);
         let setup = Setup {
             far,
             tenant: [id as u8; 16],
@@ -159,14 +159,14 @@ impl Tenant {
     }
 
     fn post(&self, i: usize, kind: Kind, extent: u32) {
-        let ask = Ask {
+        let ask = RequestFields {
             kind,
             extent: self.first + extent,
             offset: 0,
             len: EXTENT_BYTES as u32,
         };
         self.far.mailboxes[PROC].post(i, ask, canvas_sys::proc::now_ns());
-        self.far.ring(PROC);
+        self.far.notify(PROC);
     }
 
     /// Reads extents 0 to `n`; returns their indices in the mailbox.
@@ -190,7 +190,7 @@ impl Tenant {
 
     /// Alone on its dispatcher.
     fn turn(&mut self, dispatch: &mut Dispatch) {
-        dispatch.look();
+        dispatch.tick();
         self.gather(dispatch);
         while let Some(decision) = dispatch.decide() {
             self.agent.start(decision, dispatch.now_ns());
@@ -240,8 +240,8 @@ fn a_demand_goes_before_what_is_read_ahead_and_so_does_what_is_waited_for() {
     );
     let now = t.ask(DEMANDS, 1)[0];
     let mailbox = &t.far.mailboxes[PROC];
-    assert!(mailbox.urge(ahead[17]));
-    t.far.ring(PROC);
+    assert!(mailbox.escalate(ahead[17]));
+    t.far.notify(PROC);
     t.turn(&mut dispatch);
     assert_eq!(t.begun().len(), WINDOW);
     while t.deliver() {
@@ -341,9 +341,9 @@ fn the_rest_of_what_is_waited_for_goes_before_what_is_not() {
     t.turn(&mut dispatch);
     // One that is under way, and one that waits.
     for waited_for in [0, 7] {
-        assert!(t.far.mailboxes[PROC].urge(ahead[waited_for]));
+        assert!(t.far.mailboxes[PROC].escalate(ahead[waited_for]));
     }
-    t.far.ring(PROC);
+    t.far.notify(PROC);
     t.turn(&mut dispatch);
     while t.ended(ahead[0]).is_none() || t.ended(ahead[7]).is_none() {
         assert!(t.deliver());
@@ -498,7 +498,7 @@ fn what_would_come_too_late_is_done_when_nothing_is_to_be_dropped() {
     let mailbox = &t.far.mailboxes[PROC];
     ahead.iter().for_each(|i| mailbox.release(*i));
     let waited_for = t.ask(FETCHES, 1)[0];
-    assert!(t.far.mailboxes[PROC].urge(waited_for));
+    assert!(t.far.mailboxes[PROC].escalate(waited_for));
     t.ask(DEMANDS, 3);
     t.turn(&mut dispatch);
     t.deliver_all(&mut dispatch);
@@ -551,9 +551,9 @@ fn nobody_waits_for_reads_that_a_donor_is_silent_about() {
     assert!(asked.iter().all(|i| other.ended(*i) == Some(Status::Ok)));
 }
 
-/// A turn of both, as `canvas_agent::host::Host` has it.
+/// A turn of both, as `canvas_agent::serve_loop::ServeLoop` has it.
 fn round(dispatch: &mut Dispatch, tenants: &mut [&mut Tenant]) {
-    dispatch.look();
+    dispatch.tick();
     for t in tenants.iter_mut() {
         t.gather(dispatch);
     }

@@ -7,15 +7,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use canvas_agent::block::Block;
-use canvas_agent::dispatch::{Dispatch, Lane};
+use canvas_agent::dispatch::{Dispatch, IoLink};
 use canvas_agent::journal::Journal;
 use canvas_agent::numbers::SealNumbers;
-use canvas_agent::share::Live;
-use canvas_agent::store::{Event, ONCE, Outcome, Store};
+use canvas_agent::share::LiveShare;
+use canvas_agent::store::{Event, Outcome, Store, TRANSFER_COST};
 use canvas_agent::{Agent, Setup, Share};
 use canvas_core::swap::extent::Packer;
 use canvas_shm::far::{EXTENT_BYTES, Far, SLAB_EXTENTS, SLABS_MAX, slab_state};
-use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status, WRITES};
+use canvas_shm::mailbox::{DEMANDS, FETCHES, Kind, RequestFields, Status, WRITES};
 use canvas_shm::segment::PROCS_MAX;
 use canvas_shm::{Segment, far};
 
@@ -35,8 +35,8 @@ impl Store for Nothing {
         let outcome = Outcome::NoCopy;
         self.events.push(Event::Ended { id, outcome, block });
     }
-    fn lane(&mut self, _: u32, _: u32, writes: bool) -> (Lane, u32) {
-        (if writes { Lane::Out } else { Lane::In }, ONCE)
+    fn link(&mut self, _: u32, _: u32, writes: bool) -> (IoLink, u32) {
+        (if writes { IoLink::Out } else { IoLink::In }, TRANSFER_COST)
     }
     fn free(&mut self, slab: u32) {
         self.frees.lock().unwrap().push(slab);
@@ -77,7 +77,7 @@ impl Tenant {
             numbers: SealNumbers::new(journal),
             slabs: Box::new(|| 1),
             spin: Duration::ZERO,
-            share: Live::default(),
+            share: LiveShare::default(),
         };
         let store = Nothing::default();
         let frees = store.frees.clone();
@@ -94,20 +94,20 @@ impl Tenant {
     fn post(&self, proc: usize, among: u64, kind: Kind, extent: u32, posted_ns: u64) -> usize {
         let mailbox = &self.far.mailboxes[proc];
         let i = mailbox.claim(among).unwrap();
-        let ask = Ask {
+        let ask = RequestFields {
             kind,
             extent,
             offset: 0,
             len: EXTENT_BYTES as u32,
         };
         mailbox.post(i, ask, posted_ns);
-        self.far.ring(proc);
+        self.far.notify(proc);
         i
     }
 
     /// A turn; returns whether work is left.
     fn turn(&mut self) -> bool {
-        self.dispatch.look();
+        self.dispatch.tick();
         let found = self.agent.gather(&mut self.dispatch, ID, usize::MAX);
         while let Some(decision) = self.dispatch.decide() {
             self.agent.start(decision, self.dispatch.now_ns());
@@ -230,7 +230,7 @@ fn all_processes_at_once_are_looked_at_in_several_turns_and_none_is_passed_over(
     assert!((1..=64).contains(&ended(&t)), "{}", ended(&t));
     for _ in 0..20 {
         // One of them keeps notifying.
-        t.far.ring(0);
+        t.far.notify(0);
         t.turn();
     }
     assert_eq!(ended(&t), PROCS_MAX);
@@ -263,14 +263,14 @@ fn slabs_that_are_said_to_be_released_are_freed_a_few_at_a_time() {
 }
 
 #[test]
-fn rings_and_urges_for_nothing_are_no_work() {
+fn notifications_and_escalations_for_nothing_are_no_work() {
     let mut t = Tenant::new();
     t.turns();
     for proc in [0, 63, 64, 1023] {
         for i in 0..64 {
-            t.far.mailboxes[proc].urge(i);
+            t.far.mailboxes[proc].escalate(i);
         }
-        t.far.ring(proc);
+        t.far.notify(proc);
         let found = t.agent.gather(&mut t.dispatch, ID, usize::MAX);
         assert!(!found.work && !found.more, "{found:?}");
     }
@@ -304,14 +304,14 @@ fn no_seal_number_comes_again_after_a_restart_whatever_the_tenant_wrote() {
             let mailbox = &far.mailboxes[0];
             let i = mailbox.claim(WRITES).unwrap();
             far.copy_in(0, i, 0, &packed());
-            let ask = Ask {
+            let ask = RequestFields {
                 kind: Kind::Write,
                 extent,
                 offset: 0,
                 len: EXTENT_BYTES as u32,
             };
             mailbox.post(i, ask, 0);
-            far.ring(0);
+            far.notify(0);
             t.turns();
             assert_eq!(mailbox.ended(i), Some(Status::Ok));
             mailbox.release(i);

@@ -314,7 +314,7 @@ fn who_waits_for_a_donor_hears_the_disk() {
     let of_disk = |rig: &Rig| rig.far.stats.reads_by_disk.load(Relaxed);
     let before = of_disk(&rig);
     while of_disk(&rig) == before {
-        rig.store.lane(by_disk, 1, false);
+        rig.store.link(by_disk, 1, false);
     }
     rig.store.read(by_disk, 1, whole, 0, Block::new());
     assert!(rig.store.expects());
@@ -356,7 +356,7 @@ fn a_tenant_that_ends_leaves_no_slab_lent() {
     // Reads and writes under way keep nothing alive.
     rig.store.read(900, 0, 0..4096, 0, Block::new());
     rig.store.write(901, 1, Block::new(), EXTENT_BYTES);
-    rig.store.leave(PATIENCE);
+    rig.store.free_all(PATIENCE);
     assert_eq!(lent(&servers), 0);
     servers.into_iter().for_each(Server::stop);
 }
@@ -382,7 +382,7 @@ fn a_slab_that_is_being_lent_when_its_tenant_ends_is_given_back() {
         std::thread::sleep(Duration::from_millis(100));
         held.store(false, Relaxed);
     });
-    rig.store.leave(PATIENCE);
+    rig.store.free_all(PATIENCE);
     assert_eq!(donor.lent_slabs(), 0);
     opens.join().unwrap();
     donor.stop();
@@ -407,7 +407,7 @@ fn a_donor_that_is_silent_or_gone_does_not_hold_up_the_end_of_a_tenant() {
     gone.unwrap().stop();
     assert!(there.lent_slabs() > 0);
     let began = Instant::now();
-    rig.store.leave(Duration::from_millis(300));
+    rig.store.free_all(Duration::from_millis(300));
     assert!(began.elapsed() < PATIENCE / 2, "{:?}", began.elapsed());
     assert_eq!(there.lent_slabs(), 0);
     way.held.store(false, Relaxed);
@@ -490,7 +490,7 @@ fn a_tenant_at_rest_looks_at_few_slabs() {
     let outcomes = rig.write(&extents, |_| {});
     assert!(outcomes.iter().all(|o| *o == Outcome::Done), "{outcomes:?}");
     let rest = |rig: &mut Rig, ticks: u32| {
-        let before = rig.store.slabs_looked_at();
+        let before = rig.store.slabs_visited();
         let looked = Instant::now();
         let mut seen = 0;
         while seen < ticks {
@@ -498,7 +498,7 @@ fn a_tenant_at_rest_looks_at_few_slabs() {
             std::thread::sleep(Duration::from_millis(21));
             seen += 1;
         }
-        (rig.store.slabs_looked_at() - before, looked.elapsed())
+        (rig.store.slabs_visited() - before, looked.elapsed())
     };
     rest(&mut rig, 3);
     let (looked, took) = rest(&mut rig, 60);

@@ -1,6 +1,6 @@
 //! The agent's bookkeeping against a naive model: lists that are searched from the front.
 
-use canvas_agent::request_table::{Begun, From, Limits, RequestTable};
+use canvas_agent::request_table::{Admission, Limits, Origin, RequestTable};
 use canvas_sched::Class;
 use canvas_shm::far::SLAB_EXTENTS;
 use canvas_shm::mailbox::{DEMANDS, FETCHES, Kind, WRITES};
@@ -40,7 +40,7 @@ enum Step {
     /// The store has freed a slab.
     Freed,
     /// A thread waits for a prefetch.
-    Urge {
+    Escalate {
         proc: usize,
         i: usize,
     },
@@ -63,7 +63,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (0..5usize).prop_map(|slabs| Step::Bound { slabs }),
         1 => Just(Step::Freed),
         2 => (0..PROCS.len(), prop_oneof![Just(0), Just(32), Just(33), Just(56)])
-            .prop_map(|(p, i)| Step::Urge { proc: PROCS[p], i }),
+            .prop_map(|(p, i)| Step::Escalate { proc: PROCS[p], i }),
     ];
     prop::collection::vec(step, 1..200)
 }
@@ -81,8 +81,8 @@ struct Op {
 
 #[derive(Default)]
 struct Oracle {
-    posted: Vec<From>,
-    urged: Vec<From>,
+    posted: Vec<Origin>,
+    escalated: Vec<Origin>,
     /// Process taken from last, by class.
     last: [usize; 3],
     ops: Vec<Op>,
@@ -99,14 +99,14 @@ fn class_of(i: usize) -> usize {
 }
 
 impl Oracle {
-    fn class(&self, from: From) -> usize {
-        if self.urged.contains(&from) {
+    fn class(&self, from: Origin) -> usize {
+        if self.escalated.contains(&from) {
             0
         } else {
             class_of(from.i)
         }
     }
-    fn take(&mut self) -> Option<(From, Class)> {
+    fn take(&mut self) -> Option<(Origin, Class)> {
         let limits = [LIMITS.demands, LIMITS.fetches, LIMITS.writes];
         for (class, limit) in limits.into_iter().enumerate() {
             if self.ops.iter().filter(|o| o.class == class).count() == limit {
@@ -122,7 +122,7 @@ impl Oracle {
                 .copied();
             if let Some(best) = best {
                 self.posted.retain(|f| *f != best);
-                self.urged.retain(|f| *f != best);
+                self.escalated.retain(|f| *f != best);
                 self.last[class] = (best.proc + 1) % 1024;
                 return Some((best, Class::ALL[class]));
             }
@@ -146,7 +146,7 @@ proptest! {
                 Step::Post { proc, bits } => {
                     requests.post(proc, bits);
                     for i in (0..64).filter(|i| bits & 1 << i != 0) {
-                        let from = From { proc, i };
+                        let from = Origin { proc, i };
                         if !o.posted.contains(&from) {
                             o.posted.push(from);
                         }
@@ -160,22 +160,22 @@ proptest! {
                     let kind = if writes { Kind::Write } else { Kind::Read };
                     let begun = requests.begin(class, kind, extent);
                     let writers = o.ops.iter().filter(|x| x.writes && x.extent == extent).count();
-                    prop_assert_eq!(requests.knows(extent), o.live.contains(&slab) || matches!(begun, Begun::Run(_) | Begun::Waits(_)) && writes);
+                    prop_assert_eq!(requests.has_data(extent), o.live.contains(&slab) || matches!(begun, Admission::Run(_) | Admission::Waits(_)) && writes);
                     let refused = o.releasing.iter().any(|(s, _)| *s == slab)
                         || !writes && writers > 0;
                     let no_room = writes && !o.live.contains(&slab) && o.live.len() >= slabs_max;
                     let id = match begun {
-                        Begun::Refused => {
+                        Admission::Refused => {
                             prop_assert!(refused);
                             continue;
                         }
-                        Begun::NoRoom => {
+                        Admission::NoRoom => {
                             prop_assert!(!refused && no_room);
                             continue;
                         }
-                        Begun::Run(id) | Begun::Waits(id) => id,
+                        Admission::Run(id) | Admission::Waits(id) => id,
                     };
-                    let runs = matches!(begun, Begun::Run(_));
+                    let runs = matches!(begun, Admission::Run(_));
                     prop_assert!(!refused && !no_room);
                     prop_assert_eq!(runs, !writes || writers == 0);
                     prop_assert!(o.ops.iter().all(|x| x.id != id), "a number for two");
@@ -220,12 +220,12 @@ proptest! {
                     slabs_max = slabs;
                     requests.set_slabs_max(slabs);
                 }
-                Step::Urge { proc, i } => {
-                    let from = From { proc, i };
+                Step::Escalate { proc, i } => {
+                    let from = Origin { proc, i };
                     let waits = class_of(i) == 1 && o.posted.contains(&from);
-                    prop_assert_eq!(requests.urge(from), waits);
-                    if waits && !o.urged.contains(&from) {
-                        o.urged.push(from);
+                    prop_assert_eq!(requests.escalate(from), waits);
+                    if waits && !o.escalated.contains(&from) {
+                        o.escalated.push(from);
                     }
                 }
                 Step::Freed => {

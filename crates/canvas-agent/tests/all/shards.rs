@@ -178,7 +178,7 @@ fn a_page_of_a_healthy_extent_comes_from_its_own_donors_alone() {
         for page in 0..PAGES {
             assert_eq!(rig.read_page(0, page), Outcome::Done);
             let line = canvas_core::swap::extent::line(&packed, PAGES, page).unwrap();
-            shards += code.places(packed.len(), line.range()).count() as u64;
+            shards += code.shard_ranges(packed.len(), line.range()).count() as u64;
         }
         let asked = reads(&servers) - before;
         // Failovers are reported at the next tick.

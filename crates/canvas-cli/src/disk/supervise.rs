@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use canvas_disk::DiskMemory;
-use canvas_disk::far::{Place, Tenant};
+use canvas_disk::far::{ProcessEntry, Tenant};
 use canvas_disk::file::DiskFile;
 use canvas_disk::socket::Socket;
 use canvas_runner::spawn_self;
@@ -96,7 +96,7 @@ impl Given {
             let system = |e: Errno| fail(format!("far memory: {}", e.desc()));
             let segment = Segment::map(fd).map_err(system)?;
             let far = Far::map(fd).map_err(system)?;
-            let place = Place::take_from(fd, segment, far, args.holder);
+            let place = ProcessEntry::take_from(fd, segment, far, args.holder);
             let place = place.ok_or_else(|| {
                 fail("far memory: its tenant has no entry for this process".to_owned())
             })?;
@@ -177,7 +177,7 @@ pub fn run(args: &DiskArgs, held: Held) -> Result<i32, Failure> {
     let signals =
         signals::ends_and_children().map_err(|e| fail("signals cannot be waited for", e))?;
     if let Some(storage) = &held.storage {
-        let place = Place::take(storage.fd(), storage.segment, storage.far)
+        let place = ProcessEntry::take(storage.fd(), storage.segment, storage.far)
             .map_err(|e| Errno::from_raw(e.0));
         place.map_err(|e| fail("far memory: no free process entry in its tenant", e))?;
     }
@@ -198,8 +198,8 @@ pub fn run(args: &DiskArgs, held: Held) -> Result<i32, Failure> {
 }
 
 /// Takes over the tenant's process entry of `pid`: of this process, or of a server that has ended.
-fn place_of(storage: &Storage, pid: u32) -> Option<Place> {
-    Place::take_from(storage.fd(), storage.segment, storage.far, pid)
+fn place_of(storage: &Storage, pid: u32) -> Option<ProcessEntry> {
+    ProcessEntry::take_from(storage.fd(), storage.segment, storage.far, pid)
 }
 
 impl Holding {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use canvas_core::pager::word::Word;
 use canvas_types::procfs::Stat;
-use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, exit, layout};
+use canvas_types::{ExtentRef, PAGE_SIZE, PageBuf, exit, layout};
 
 use super::core::{self, About, Piece, Plan};
 use super::far::{Extents, Why};
@@ -162,7 +162,7 @@ fn about(pid: u32) -> About {
 }
 
 /// Pages whose records are in one extent: each record's place and its page's offset in the file.
-type Records = Vec<(DeepPlace, u64)>;
+type Records = Vec<(ExtentRef, u64)>;
 
 struct Writer<'t> {
     target: &'t Target,
@@ -289,7 +289,9 @@ impl Writer<'_> {
         match pages::look(self.target, addr, &mut page) {
             Ok(Found::Bytes) => self.put(at, &page)?,
             Ok(Found::Zeros) => {}
-            Ok(Found::Deep(place)) => self.deep.entry(place.extent).or_default().push((place, at)),
+            Ok(Found::InFarTier(place)) => {
+                self.deep.entry(place.extent).or_default().push((place, at))
+            }
             Err(problem) => self.lacks(super::read::reason(problem)),
         }
         Ok(())

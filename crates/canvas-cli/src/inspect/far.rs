@@ -8,7 +8,7 @@ use canvas_core::swap::extent::EXTENT_BYTES;
 use canvas_shm::mailbox::{Ask, DEMANDS, Kind, Status};
 use canvas_shm::{Far, Mailbox};
 use canvas_sys::proc;
-use canvas_types::DeepPlace;
+use canvas_types::ExtentRef;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::target::Target;
@@ -48,7 +48,7 @@ impl<'t> Extents<'t> {
     }
 
     /// The bytes of a record, not verified yet.
-    pub fn record(&mut self, place: DeepPlace) -> Result<&[u8], Why> {
+    pub fn record(&mut self, place: ExtentRef) -> Result<&[u8], Why> {
         if self.last != Some(place.extent) {
             self.last = None;
             self.read(place.extent)?;
@@ -75,7 +75,7 @@ impl<'t> Extents<'t> {
             len: EXTENT_BYTES as u32,
         };
         self.mailbox.post(i, ask, proc::now_ns());
-        if self.far.ring(self.target.index) {
+        if self.far.notify(self.target.index) {
             proc::futex_wake(&self.far.asleep, 1);
         }
         let status = self.wait(i);

@@ -12,7 +12,7 @@ use canvas_core::swap::slots::{SLABS_MAX, SlotId, raw_header_offset};
 use canvas_core::swap::{codec, delta};
 use canvas_sys::{clmul, lz4};
 use canvas_types::layout::{self, CACHE_SLOTS_MAX};
-use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
+use canvas_types::{ExtentRef, PAGE_SIZE, PageBuf, SwapEntry};
 
 use super::stop::is_still;
 use super::target::Target;
@@ -25,7 +25,7 @@ pub enum Found {
     /// The page is zeros, and the buffer was filled with zeros.
     Zeros,
     /// Its record is beyond the pool, at this place.
-    Deep(DeepPlace),
+    InFarTier(ExtentRef),
 }
 
 /// Why a page cannot be read.
@@ -134,7 +134,7 @@ fn far(t: &Target, entry: SwapEntry, out: &mut PageBuf) -> Result<Found, Problem
                 false => Err(Problem::Busy),
             }
         }
-        Record::Deep(place) => Ok(Found::Deep(place)),
+        Record::InFarTier(place) => Ok(Found::InFarTier(place)),
         Record::Free | Record::Empty | Record::Lost => Err(Problem::Busy),
     }
 }
@@ -148,9 +148,9 @@ fn record(t: &Target, entry: SwapEntry) -> Result<Record, Problem> {
 }
 
 /// Whether the page at `addr` is far with its record still at `place`.
-pub fn is_at(t: &Target, addr: usize, place: DeepPlace) -> bool {
+pub fn is_at(t: &Target, addr: usize, place: ExtentRef) -> bool {
     let entry = word_of(t, addr).map(|w| w.entry());
-    entry.is_ok_and(|e| record(t, e) == Ok(Record::Deep(place)))
+    entry.is_ok_and(|e| record(t, e) == Ok(Record::InFarTier(place)))
 }
 
 fn stored(t: &Target, slot: SlotId, len: usize, out: &mut PageBuf) -> Result<Found, Problem> {

@@ -46,7 +46,7 @@ impl<'t> Reader<'t> {
         for _ in 0..MOVES {
             let place = match pages::look(self.target, addr, out).map_err(reason)? {
                 Found::Bytes | Found::Zeros => return Ok(()),
-                Found::Deep(place) => place,
+                Found::InFarTier(place) => place,
             };
             let extents = self
                 .extents

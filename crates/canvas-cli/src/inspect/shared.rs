@@ -150,7 +150,7 @@ impl Partition {
                 read.or(Err(reason(Problem::Gone)))?;
                 &bytes[..]
             }
-            FarCopy::Beyond(place) => {
+            FarCopy::InExtent(place) => {
                 let extents = extents.ok_or("its far copy cannot be found")?;
                 let record = extents.record(place)?;
                 // A record of earlier contents does not count as damage.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use canvas_host::Group;
 use canvas_host::groups::groups_of;
-use canvas_place::swap_in::Look;
+use canvas_place::swap_in::SystemSample;
 
 use crate::error::Failure;
 
@@ -50,7 +50,7 @@ impl Before {
     }
 
     /// The system's state now, and the counters for the next call.
-    pub fn look(&self) -> Result<(Look, Before), Failure> {
+    pub fn look(&self) -> Result<(SystemSample, Before), Failure> {
         let since = self.until_now()?;
         let memory = read("/proc/meminfo")?;
         let kib = |name| kib_of(&memory, name);
@@ -60,7 +60,7 @@ impl Before {
         let kib = |name| kib(name).unwrap_or(0);
         let in_swap = kib("SwapTotal:").saturating_sub(kib("SwapFree:"));
         let pressure = fs::read_to_string("/proc/pressure/memory").ok();
-        let look = Look {
+        let look = SystemSample {
             available_bytes: available << 10,
             swapped_bytes: in_swap.saturating_sub(kib("SwapCached:")) << 10,
             written_pages_per_s: since.written_pages as f64 / since.seconds.max(1e-3),

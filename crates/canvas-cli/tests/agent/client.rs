@@ -33,7 +33,7 @@ impl Client {
     }
 
     fn bell(&self) {
-        if self.far.ring(self.proc) {
+        if self.far.notify(self.proc) {
             futex_wake(&self.far.asleep, 1);
         }
     }

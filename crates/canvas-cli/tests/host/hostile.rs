@@ -177,7 +177,7 @@ fn what_a_tenant_scribbles_into_its_segment_hurts_nobody_else() {
             .take(many)
             .collect();
             std::os::unix::fs::FileExt::write_all_at(&file, &words, at).unwrap();
-            far.ring(rng.usize(0..1024));
+            far.notify(rng.usize(0..1024));
             far.magic
                 .store(canvas_shm::far::MAGIC, std::sync::atomic::Ordering::SeqCst);
         }
@@ -294,10 +294,10 @@ fn attack(how: Attack, far: &'static Far, file: &fs::File, over: &AtomicBool, se
             }
             Attack::Ring => {
                 (0..64).for_each(|i| {
-                    mailbox.urge(i);
+                    mailbox.escalate(i);
                 });
                 (0..PROCS_MAX).for_each(|proc| {
-                    far.ring(proc);
+                    far.notify(proc);
                 });
                 far.asleep.store(rng.u32(0..3), SeqCst);
                 futex_wake(&far.asleep, 1);
@@ -337,7 +337,7 @@ fn attack(how: Attack, far: &'static Far, file: &fs::File, over: &AtomicBool, se
                     false => any(&mut rng),
                 };
                 mailbox.post(i, ask, posted_ns);
-                if far.ring(proc) {
+                if far.notify(proc) {
                     futex_wake(&far.asleep, 1);
                 }
                 let at = rng.usize(0..EXTENT_BYTES - 8);

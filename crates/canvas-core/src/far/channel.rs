@@ -4,8 +4,8 @@
 use crate::swap::classes::HEADER_BYTES;
 use crate::swap::extent::{self, EXTENT_BYTES};
 use canvas_shm::Counter;
-use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status};
-use canvas_types::DeepPlace;
+use canvas_shm::mailbox::{DEMANDS, FETCHES, Kind, RequestFields, Status};
+use canvas_types::ExtentRef;
 use canvas_types::sync::backoff;
 
 use crate::far::job::{Job, JobKind, SinglePageRead};
@@ -31,9 +31,9 @@ pub(crate) fn claim_demand<F: FarStore>(far: &F) -> Request {
 }
 
 /// Posts a request; returns its index in the mailbox.
-pub(crate) fn post(c: &impl Channel, request: Request, ask: Ask, now_ns: u64) -> usize {
+pub(crate) fn post(c: &impl Channel, request: Request, ask: RequestFields, now_ns: u64) -> usize {
     c.mailbox().post(request.0, ask, now_ns);
-    c.ring();
+    c.notify_agent();
     request.0
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn begin(
     bytes: i64,
 ) -> usize {
     job(far, request.0).begin(kind, extent, bytes);
-    let ask = Ask {
+    let ask = RequestFields {
         kind: match kind {
             JobKind::Demote => Kind::Write,
             JobKind::Fetch | JobKind::Compact | JobKind::Page => Kind::Read,
@@ -71,7 +71,7 @@ pub(crate) fn begin_alone(
     alone: SinglePageRead,
 ) {
     job(far, request.0).begin(JobKind::Page, extent, alone.bytes());
-    let ask = Ask {
+    let ask = RequestFields {
         kind: Kind::Read,
         extent,
         offset: alone.offset,
@@ -125,10 +125,10 @@ pub(crate) fn wait(
             break None;
         }
         let waited = owner.now_ns() - begun;
-        if spins && waited < SPIN_NS && !contention.is_here(begun + waited) {
+        if spins && waited < SPIN_NS && !contention.is_contended(begun + waited) {
             // Where processors are few, the agent or its disk's thread may need this one.
-            far.give_way();
-            contention.gave_way(begun + waited, owner.now_ns());
+            far.yield_cpu();
+            contention.record_yield(begun + waited, owner.now_ns());
             continue;
         }
         if waited > far.wait_ns_max() {
@@ -165,7 +165,7 @@ pub(crate) fn is_under_way(far: &impl FarStore, extent: u32) -> bool {
 }
 
 /// The job that brings this record of a page back, alone or with its extent.
-pub(crate) fn under_way(far: &impl FarStore, page: u32, place: DeepPlace) -> Option<usize> {
+pub(crate) fn under_way(far: &impl FarStore, page: u32, place: ExtentRef) -> Option<usize> {
     let alone = SinglePageRead::at(page, place);
     find(far, |job| {
         job.brings(place.extent) || job.brings_alone(place.extent, alone)
@@ -173,7 +173,7 @@ pub(crate) fn under_way(far: &impl FarStore, page: u32, place: DeepPlace) -> Opt
 }
 
 /// Whether a page is on its way from this place.
-pub fn is_on_its_way(far: &impl FarStore, page: u32, place: DeepPlace) -> bool {
+pub fn is_in_flight(far: &impl FarStore, page: u32, place: ExtentRef) -> bool {
     under_way(far, page, place).is_some()
 }
 

@@ -6,7 +6,7 @@
 //! extent is free at all, no page can be demoted to make room: then compaction may take the pool past its limit, by at
 //! most [`AT_ONCE`] extents.
 
-use crate::swap::compaction::Look;
+use crate::swap::compaction::SearchOutcome;
 use crate::swap::extent::EXTENT_BYTES;
 use crate::swap::extents::Slabs;
 use canvas_shm::mailbox::FETCHES;
@@ -88,24 +88,24 @@ pub(crate) fn round(far: &impl FarStore, in_need: bool) -> bool {
             return begun;
         };
         match book.sparse(&state.compaction.hand, SCAN_MAX, &slabs) {
-            Look::Found(extent) if !channel::is_under_way(far, extent) => {
+            SearchOutcome::Found(extent) if !channel::is_under_way(far, extent) => {
                 let i = channel::begin(far, request, JobKind::Compact, extent, 0);
-                if in_need && far.mailbox().urge(i) {
-                    far.ring();
+                if in_need && far.mailbox().escalate(i) {
+                    far.notify_agent();
                 }
                 begun = true;
             }
-            Look::Found(extent) => {
+            SearchOutcome::Found(extent) => {
                 // The search has wrapped around: all worthwhile extents are on their way, and must end first.
                 far.unhold(extent);
                 channel::release(far, request);
                 return begun;
             }
-            Look::NotYet => {
+            SearchOutcome::NotYet => {
                 channel::release(far, request);
                 return begun;
             }
-            Look::None => {
+            SearchOutcome::None => {
                 channel::release(far, request);
                 paused_until_ns.store(now + FOUND_NONE_NS, Ordering::Relaxed);
                 return begun;

@@ -2,7 +2,7 @@
 
 use canvas_shm::Counter;
 use canvas_shm::mailbox::{FETCHES, Status, WRITES};
-use canvas_types::{DeepPlace, PAGE_SIZE};
+use canvas_types::{ExtentRef, PAGE_SIZE};
 
 use crate::far::channel;
 use crate::far::fetch;
@@ -92,17 +92,17 @@ pub(crate) fn finish(far: &impl FarStore, i: usize) -> bool {
 
 /// Waits for the prefetch that brings the page, and promotes what it brings. The caller must not have claimed the page,
 /// and looks at it again afterwards.
-pub fn arrives<F: FarStore>(far: &F, page: u32, place: DeepPlace) {
+pub fn wait_for_arrival<F: FarStore>(far: &F, page: u32, place: ExtentRef) {
     let Some(i) = channel::under_way(far, page, place) else {
         return;
     };
     let job = channel::job(far, i);
     // It is a demand read now: if the agent has not started it, it goes before prefetches.
-    if far.mailbox().urge(i) {
+    if far.mailbox().escalate(i) {
         if job.kind() != JobKind::Compact {
             learn(far.owner(), true);
         }
-        far.ring();
+        far.notify_agent();
     }
     let ours = || job.is_open(place.extent);
     if channel::wait(far, i, false, ours).is_some() {

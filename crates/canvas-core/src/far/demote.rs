@@ -180,13 +180,13 @@ fn leave_unwritten<O: Owner>(owner: &O, bytes: usize) -> bool {
         }
         let entry = O::entry(seen);
         // Only a hint, before the page is claimed: the entry may belong to another page by now.
-        if pool.home_place(entry).is_none() || !owner.claim(page, seen) {
+        if pool.home_ref(entry).is_none() || !owner.claim(page, seen) {
             return true;
         }
         let gone = pool.demote_home(entry);
         freed += gone.unwrap_or(0);
         pages += u64::from(gone.is_some());
-        let outcome = gone.map_or(PageOutcome::Unchanged, |_| PageOutcome::InFar);
+        let outcome = gone.map_or(PageOutcome::Unchanged, |_| PageOutcome::InFarTier);
         owner.publish(page, seen, outcome);
         true
     });
@@ -312,7 +312,7 @@ fn pack<F: FarStore>(far: &F, request: &mut Request, scan_max: Option<usize>) ->
             if let Some(freed) = pool.demote_home(entry) {
                 demoted_bytes += freed;
                 packed.demoted += 1;
-                owner.publish(page, seen, PageOutcome::InFar);
+                owner.publish(page, seen, PageOutcome::InFarTier);
                 return true;
             }
             match pool.stored_len(entry) {
@@ -326,7 +326,7 @@ fn pack<F: FarStore>(far: &F, request: &mut Request, scan_max: Option<usize>) ->
                     packed.bytes += i64::from(fits) * record_bytes(len as usize) as i64;
                 }
                 // Filled with one value, or already far: not visited again.
-                None => outcome = PageOutcome::InFar,
+                None => outcome = PageOutcome::InFarTier,
             }
             owner.publish(page, seen, outcome);
             fits

@@ -5,8 +5,8 @@
 use crate::swap::classes::HEADER_BYTES;
 use crate::swap::extent::{EXTENT_BYTES, record_bytes};
 use canvas_shm::Counter;
-use canvas_shm::mailbox::{Ask, DEMANDS, FETCHES, Kind, Status};
-use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
+use canvas_shm::mailbox::{DEMANDS, FETCHES, Kind, RequestFields, Status};
+use canvas_types::{ExtentRef, PAGE_SIZE, PageBuf, SwapEntry};
 
 use crate::far::channel;
 use crate::far::job::{JobKind, SinglePageRead};
@@ -30,7 +30,7 @@ pub enum Lost {
 pub fn load(
     far: &impl FarStore,
     entry: SwapEntry,
-    place: DeepPlace,
+    place: ExtentRef,
     out: &mut PageBuf,
     scratch: &mut Stored,
 ) -> Result<(), Lost> {
@@ -45,13 +45,13 @@ pub fn load(
 /// the extent is kept meanwhile.
 pub fn read(
     far: &impl FarStore,
-    place: DeepPlace,
+    place: ExtentRef,
     scratch: &mut Stored,
     mut decode: impl FnMut(&[u8]) -> bool,
 ) -> Result<(), Lost> {
     let owner = far.owner();
     let len = HEADER_BYTES + place.len as usize;
-    let ask = Ask {
+    let ask = RequestFields {
         kind: Kind::Read,
         extent: place.extent,
         offset: place.offset,
@@ -82,7 +82,7 @@ pub fn read(
 /// Asks the agent for a demand read, and returns what `on` makes of the request that brings it.
 fn demand<R>(
     far: &impl FarStore,
-    ask: Ask,
+    ask: RequestFields,
     begun: u64,
     on: impl FnOnce(&Request) -> Result<R, Lost>,
 ) -> Result<R, Lost> {
@@ -113,7 +113,7 @@ pub fn read_whole<R>(
     extent: u32,
     on: impl FnOnce(&[u8; EXTENT_BYTES]) -> R,
 ) -> Result<R, Lost> {
-    let ask = Ask {
+    let ask = RequestFields {
         kind: Kind::Read,
         extent,
         offset: 0,
@@ -143,13 +143,13 @@ impl Default for Stored {
 
 /// Also stores a page that was read alone ([`load`] left its record in `stored`) in the pool, where that has room:
 /// otherwise it would be read from far memory each time that it leaves unchanged. The caller still holds the page.
-pub fn keep(far: &impl FarStore, entry: SwapEntry, place: DeepPlace, stored: &Stored) -> bool {
+pub fn keep(far: &impl FarStore, entry: SwapEntry, place: ExtentRef, stored: &Stored) -> bool {
     let owner = far.owner();
     if owner.state().writes.have_failed() || !room::pool_has_room(far) {
         return false;
     }
     let record = &stored.0[..HEADER_BYTES + place.len as usize];
-    (owner.pool()).promote(entry, place, record, owner.keeps_places())
+    (owner.pool()).promote(entry, place, record, owner.keeps_far_copies())
 }
 
 /// Values of a fetch job's bytes: it is for a stream or a plan, or it comes beside a page ([`crate::far::unit`]).
@@ -182,9 +182,9 @@ fn begin(far: &impl FarStore, extent: u32, why: i64) {
 
 /// Reads the record of one page into the pool ahead of need, in the background, unless it is on its way. The caller has
 /// claimed the page, whose entry names `place`. False where no request is possible now.
-pub fn ahead(far: &impl FarStore, page: u32, place: DeepPlace) -> bool {
+pub fn ahead(far: &impl FarStore, page: u32, place: ExtentRef) -> bool {
     let state = far.owner().state();
-    if state.writes.have_failed() || channel::is_on_its_way(far, page, place) {
+    if state.writes.have_failed() || channel::is_in_flight(far, page, place) {
         return false;
     }
     let Some(request) = channel::claim(far, FETCHES) else {
@@ -204,7 +204,7 @@ pub fn fetch_for_stream<F: FarStore>(far: &F, start: u32, stride: i32, n: u32) {
         let Ok(page) = u32::try_from(page) else {
             return;
         };
-        let Some(seen) = owner.look(page) else {
+        let Some(seen) = owner.read_state(page) else {
             return;
         };
         if F::Owner::location(seen) != (PageLocation::Far { in_far_tier: true })
@@ -212,7 +212,7 @@ pub fn fetch_for_stream<F: FarStore>(far: &F, start: u32, stride: i32, n: u32) {
         {
             continue;
         }
-        if let Some(place) = owner.pool().deep_place(F::Owner::entry(seen)) {
+        if let Some(place) = owner.pool().extent_ref(F::Owner::entry(seen)) {
             fetch(far, place.extent);
         }
         owner.publish(page, seen, PageOutcome::Unchanged);
@@ -220,7 +220,7 @@ pub fn fetch_for_stream<F: FarStore>(far: &F, start: u32, stride: i32, n: u32) {
 }
 
 /// A fault has read a page of the extent alone, which the page's entry still names: fetches the rest in the background.
-pub fn comes_beside(far: &impl FarStore, extent: u32) {
+pub fn fetch_neighbours(far: &impl FarStore, extent: u32) {
     let fixed = match far.unit_bytes() {
         0 => None,
         bytes => Some(unit::level(bytes)),
@@ -240,7 +240,7 @@ pub fn comes_beside(far: &impl FarStore, extent: u32) {
 }
 
 /// A page is needed that came beside another one.
-pub fn used_beside(owner: &impl Owner) {
+pub fn neighbour_used(owner: &impl Owner) {
     owner.state().unit.note_used();
 }
 
@@ -287,7 +287,7 @@ fn fetch_some(far: &impl FarStore, from: u32, to: u32) {
 /// was. Every page counts: an extent is too late when most of its pages were needed before.
 pub fn used(far: &impl FarStore, entry: SwapEntry) {
     let owner = far.owner();
-    let Some(place) = owner.pool().home_place(entry) else {
+    let Some(place) = owner.pool().home_ref(entry) else {
         return;
     };
     let lead_time = &owner.state().lead_time;

@@ -11,7 +11,7 @@
 //!               └──────────┘ its request has not ended after all
 //! ```
 
-use canvas_types::DeepPlace;
+use canvas_types::ExtentRef;
 use canvas_types::sync::{AtomicI64, AtomicU32, Ordering};
 
 use canvas_shm::mailbox::Status;
@@ -50,9 +50,9 @@ impl JobKind {
 pub struct SinglePageRead {
     /// The page's number.
     pub page: u32,
-    /// As in [`canvas_types::DeepPlace`]; a multiple of 16.
+    /// As in [`canvas_types::ExtentRef`]; a multiple of 16.
     pub offset: u32,
-    /// As in [`canvas_types::DeepPlace`].
+    /// As in [`canvas_types::ExtentRef`].
     pub len: u16,
 }
 
@@ -60,7 +60,7 @@ impl SinglePageRead {
     const UNIT: u32 = 16;
 
     /// The page's record at `place`.
-    pub fn at(page: u32, place: DeepPlace) -> SinglePageRead {
+    pub fn at(page: u32, place: ExtentRef) -> SinglePageRead {
         SinglePageRead {
             page,
             offset: place.offset,
@@ -69,8 +69,8 @@ impl SinglePageRead {
     }
 
     /// Its position, given the extent.
-    pub fn place(self, extent: u32) -> DeepPlace {
-        DeepPlace {
+    pub fn place(self, extent: u32) -> ExtentRef {
+        ExtentRef {
             extent,
             offset: self.offset,
             len: self.len,

@@ -12,7 +12,7 @@ use crate::far::traits::{FarStore, Host, Owner, PageLocation, PageOutcome, Pages
 
 /// Claims the page of a line while it is far and has the line's entry.
 fn with_page<O: Owner>(owner: &O, line: &Line, on: impl FnOnce() -> Option<PageOutcome>) -> bool {
-    let Some(seen) = owner.look(line.page) else {
+    let Some(seen) = owner.read_state(line.page) else {
         return false;
     };
     if !matches!(O::location(seen), PageLocation::Far { .. })
@@ -39,7 +39,7 @@ pub(crate) fn demote(far: &impl FarStore, line: &Line, extent: u32, stored: &[u8
             .pool()
             .demote(line.entry, hash, line.place(extent))
         {
-            return Some(PageOutcome::InFar);
+            return Some(PageOutcome::InFarTier);
         }
         far.unhold(extent);
         None
@@ -50,7 +50,7 @@ pub(crate) fn demote(far: &impl FarStore, line: &Line, extent: u32, stored: &[u8
 pub(crate) fn promote(far: &impl FarStore, line: &Line, extent: u32, stored: &[u8]) -> bool {
     let owner = far.owner();
     with_page(owner, line, || {
-        let keeps = owner.keeps_places();
+        let keeps = owner.keeps_far_copies();
         let place = line.place(extent);
         let promoted = owner.pool().promote(line.entry, place, stored, keeps);
         promoted.then_some(PageOutcome::PromotedAhead)
@@ -66,7 +66,7 @@ pub(crate) fn promote_alone<F: FarStore>(
 ) -> bool {
     let owner = far.owner();
     let place = alone.place(extent);
-    let Some(seen) = owner.look(alone.page) else {
+    let Some(seen) = owner.read_state(alone.page) else {
         return false;
     };
     let is_in_far_tier = F::Owner::location(seen) == (PageLocation::Far { in_far_tier: true });
@@ -78,7 +78,7 @@ pub(crate) fn promote_alone<F: FarStore>(
         let from = place.offset as usize;
         let record = bytes.get(from..from + HEADER_BYTES + usize::from(place.len));
         record.is_some_and(|stored| {
-            let (entry, keeps) = (F::Owner::entry(seen), owner.keeps_places());
+            let (entry, keeps) = (F::Owner::entry(seen), owner.keeps_far_copies());
             owner.pool().promote(entry, place, stored, keeps)
         })
     });
@@ -100,7 +100,7 @@ pub(crate) fn vacate<F: FarStore>(
     past_bound: bool,
 ) -> bool {
     let (owner, place) = (far.owner(), line.place(extent));
-    let Some(seen) = owner.look(line.page) else {
+    let Some(seen) = owner.read_state(line.page) else {
         return false;
     };
     let is_far = match F::Owner::location(seen) {
@@ -112,7 +112,7 @@ pub(crate) fn vacate<F: FarStore>(
         return false;
     }
     let pool = owner.pool();
-    let (left, outcome) = if is_far || pool.home_place(line.entry) == Some(place) {
+    let (left, outcome) = if is_far || pool.home_ref(line.entry) == Some(place) {
         let left = pool.vacate(line.entry, place, stored, past_bound);
         let outcome = if left && is_far {
             PageOutcome::InPool
@@ -120,7 +120,7 @@ pub(crate) fn vacate<F: FarStore>(
             PageOutcome::Unchanged
         };
         (left, outcome)
-    } else if pool.deep_place(line.entry) == Some(place) {
+    } else if pool.extent_ref(line.entry) == Some(place) {
         pool.drop_copy(line.entry);
         (true, PageOutcome::NoCopy)
     } else {

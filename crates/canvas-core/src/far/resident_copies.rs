@@ -3,7 +3,7 @@
 //!
 //! A page that is processed here is claimed briefly, as by reclaim; it stays local.
 
-use crate::swap::Spared;
+use crate::swap::FreedCopy;
 use crate::swap::extent::EXTENT_BYTES;
 use canvas_shm::Counter;
 use canvas_types::SwapEntry;
@@ -31,11 +31,11 @@ struct Gone {
     dropped: u64,
 }
 
-/// Passes the entries of resident pages to `spare` until `enough` returns true.
+/// Passes the entries of resident pages to `free_copy` until `enough` returns true.
 fn sweep<O: Owner>(
     owner: &O,
     scan_max: usize,
-    spare: impl Fn(SwapEntry) -> Spared,
+    free_copy: impl Fn(SwapEntry) -> FreedCopy,
     enough: impl Fn(&Gone) -> bool,
 ) -> Gone {
     let mut gone = Gone::default();
@@ -50,15 +50,15 @@ fn sweep<O: Owner>(
         if !is_there || !owner.claim(page, seen) {
             return true;
         }
-        let spared = spare(entry);
-        owner.publish(page, seen, without(spared));
-        match spared {
-            Spared::Nothing => {}
-            Spared::Sunk(bytes) => {
+        let freed = free_copy(entry);
+        owner.publish(page, seen, without(freed));
+        match freed {
+            FreedCopy::Nothing => {}
+            FreedCopy::Demoted(bytes) => {
                 gone.demoted += 1;
                 gone.bytes += bytes;
             }
-            Spared::Dropped(bytes) => {
+            FreedCopy::Dropped(bytes) => {
                 gone.dropped += 1;
                 gone.bytes += bytes;
             }
@@ -71,10 +71,10 @@ fn sweep<O: Owner>(
 }
 
 /// What a resident page becomes after that.
-fn without(spared: Spared) -> PageOutcome {
-    match spared {
-        Spared::Dropped(_) => PageOutcome::NoCopy,
-        Spared::Nothing | Spared::Sunk(_) => PageOutcome::Unchanged,
+fn without(freed: FreedCopy) -> PageOutcome {
+    match freed {
+        FreedCopy::Dropped(_) => PageOutcome::NoCopy,
+        FreedCopy::Nothing | FreedCopy::Demoted(_) => PageOutcome::Unchanged,
     }
 }
 
@@ -82,14 +82,14 @@ fn without(spared: Spared) -> PageOutcome {
 fn sweep_at(
     owner: &impl Owner,
     (rest, scan_max): (&AtomicU64, usize),
-    spare: impl Fn(SwapEntry) -> Spared,
+    free_copy: impl Fn(SwapEntry) -> FreedCopy,
     enough: impl Fn(&Gone) -> bool,
 ) -> usize {
     let now = owner.now_ns();
     if rest.load(Ordering::Relaxed) > now {
         return 0;
     }
-    let bytes = sweep(owner, scan_max, spare, enough).bytes;
+    let bytes = sweep(owner, scan_max, free_copy, enough).bytes;
     if bytes == 0 {
         rest.store(owner.now_ns() + NONE_NS, Ordering::Relaxed);
     }
@@ -98,13 +98,13 @@ fn sweep_at(
 
 /// Frees about `bytes` of slots of copies that are also far: nothing is lost. True when there were any.
 pub(crate) fn demote(owner: &impl Owner, bytes: usize) -> bool {
-    let spare = |entry| match owner.pool().demote_home(entry) {
-        Some(bytes) => Spared::Sunk(bytes),
-        None => Spared::Nothing,
+    let free_copy = |entry| match owner.pool().demote_home(entry) {
+        Some(bytes) => FreedCopy::Demoted(bytes),
+        None => FreedCopy::Nothing,
     };
     let rest = &owner.state().copies.no_homes_until_ns;
     let begun = owner.now_ns();
-    let freed = sweep_at(owner, (rest, HOMES_SCAN_MAX), spare, |gone| {
+    let freed = sweep_at(owner, (rest, HOMES_SCAN_MAX), free_copy, |gone| {
         gone.bytes >= bytes
     });
     if (1..bytes).contains(&freed) {
@@ -119,20 +119,22 @@ pub(crate) fn demote(owner: &impl Owner, bytes: usize) -> bool {
 
 /// Which slots of resident pages may be freed: while nothing can be written to far memory, only those whose copy is
 /// also there, since without its copy a page could not be evicted again.
-fn spare<O: Owner>(owner: &O) -> impl Fn(SwapEntry) -> Spared + '_ {
+fn free_copy<O: Owner>(owner: &O) -> impl Fn(SwapEntry) -> FreedCopy + '_ {
     let is_closed = room::is_closed(owner);
     move |entry| match owner.pool().demote_home(entry) {
-        Some(bytes) => Spared::Sunk(bytes),
-        None if is_closed => Spared::Nothing,
-        None => owner.pool().spare(entry),
+        Some(bytes) => FreedCopy::Demoted(bytes),
+        None if is_closed => FreedCopy::Nothing,
+        None => owner.pool().free_cached_copy(entry),
     }
 }
 
 /// Frees about `bytes` of slots of any copies of resident pages. True when there were any.
 pub(crate) fn give_up(owner: &impl Owner, bytes: usize) -> bool {
-    let spare = spare(owner);
+    let free_copy = free_copy(owner);
     let rest = &owner.state().copies.none_until_ns;
-    sweep_at(owner, (rest, SCAN_MAX), spare, |gone| gone.bytes >= bytes) > 0
+    sweep_at(owner, (rest, SCAN_MAX), free_copy, |gone| {
+        gone.bytes >= bytes
+    }) > 0
 }
 
 /// Gives back about `bytes` of the pool's slabs, if that is possible at once: empty ones, then those with copies of
@@ -142,9 +144,9 @@ pub fn give_slabs(owner: &impl Owner, bytes: i64) -> i64 {
     let before = pool.charged_bytes();
     pool.trim();
     if before - pool.charged_bytes() < bytes {
-        let spare = spare(owner);
+        let free_copy = free_copy(owner);
         let rest = &owner.state().copies.none_until_ns;
-        sweep_at(owner, (rest, SCAN_MAX), spare, |_| {
+        sweep_at(owner, (rest, SCAN_MAX), free_copy, |_| {
             pool.empty_bytes() >= bytes
         });
         pool.trim();

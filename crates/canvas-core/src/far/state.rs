@@ -8,7 +8,7 @@ use crate::far::job::Job;
 use crate::far::lead_time::LeadTime;
 use crate::far::unit::Unit;
 use crate::far::writes::Writes;
-use crate::swap::compaction::CompactionHand;
+use crate::swap::compaction::CompactionScan;
 
 /// Pauses of demotion.
 pub(crate) struct DemotionPauses {
@@ -51,7 +51,7 @@ impl CopyPauses {
 
 /// State of compaction.
 pub(crate) struct Compaction {
-    pub(crate) hand: CompactionHand,
+    pub(crate) hand: CompactionScan,
     /// No search before this time: the last one found none, or there is enough room.
     pub(crate) paused_until_ns: AtomicU64,
     pub(crate) give_back: GiveBack,
@@ -75,7 +75,7 @@ impl Compaction {
     #[allow(clippy::new_without_default)]
     pub const fn new() -> Self {
         Compaction {
-            hand: CompactionHand::new(),
+            hand: CompactionScan::new(),
             paused_until_ns: AtomicU64::new(0),
             give_back: GiveBack {
                 paused_until_ns: AtomicU64::new(0),

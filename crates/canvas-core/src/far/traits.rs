@@ -4,7 +4,7 @@ use crate::swap::extent::EXTENT_BYTES;
 use crate::swap::extents::{ExtentBook, Slabs};
 use crate::swap::{LocalPool, Lz, PoolBudget, SlotMem};
 use canvas_shm::Counter;
-use canvas_shm::mailbox::{Ask, Mailbox, Status};
+use canvas_shm::mailbox::{Mailbox, RequestFields, Status};
 use canvas_types::SwapEntry;
 use canvas_types::sync::AtomicU32;
 
@@ -30,7 +30,7 @@ pub enum PageOutcome {
     /// As it was.
     Unchanged,
     /// Far, in far memory (or not to be offered by [`Pages::oldest`] again).
-    InFar,
+    InFarTier,
     /// Far, in the pool.
     InPool,
     /// Far, in the pool again because it came with a neighbour: not the next one to be demoted.
@@ -45,7 +45,7 @@ pub trait Pages {
     /// A page's state at the moment when it was read.
     type Seen: Copy;
     /// Reads a page's state; `None` when there is no such page.
-    fn look(&self, page: u32) -> Option<Self::Seen>;
+    fn read_state(&self, page: u32) -> Option<Self::Seen>;
     /// The entry that names its copy.
     fn entry(seen: Self::Seen) -> SwapEntry;
     /// Where it was.
@@ -90,7 +90,7 @@ pub trait Host {
     /// Pool size the tenant was configured with, in bytes.
     fn pool_configured_bytes(&self) -> u64;
     /// Whether a page that is promoted into the pool may keep its far copy as well.
-    fn keeps_places(&self) -> bool;
+    fn keeps_far_copies(&self) -> bool;
     /// Asks other processes of the tenant to give back some of the pool. False when there are none.
     fn ask_for_pool(&self, peer: PoolPeer) -> bool;
     /// Logs that pages cannot be demoted; rate-limited.
@@ -134,7 +134,7 @@ pub trait Channel {
     /// This process's mailbox.
     fn mailbox(&self) -> &Mailbox;
     /// Notifies the agent of a post.
-    fn ring(&self);
+    fn notify_agent(&self);
     /// Passes the buffer of a request that has ended to `on`.
     fn read<R>(&self, of: &Request, on: impl FnOnce(&[u8; EXTENT_BYTES]) -> R) -> R;
     /// Passes the buffer of a request that is not posted yet to `on`.
@@ -143,13 +143,13 @@ pub trait Channel {
     fn copy_out(&self, of: &Request, offset: usize, out: &mut [u8]);
     /// Reads a record without the agent, if possible, and puts its first bytes into `to`. The bytes are the last ones
     /// written; otherwise the result is false.
-    fn read_directly(&self, _ask: &Ask, _to: &mut [u8]) -> bool {
+    fn read_directly(&self, _ask: &RequestFields, _to: &mut [u8]) -> bool {
         false
     }
     /// Sleeps while `word`, one of the mailbox's, has `value`, and not much longer than `ns`.
     fn sleep(&self, word: &AtomicU32, value: u32, ns: u64);
     /// Yields the processor to another thread.
-    fn give_way(&self);
+    fn yield_cpu(&self);
     /// How long to wait for an answer, in ns.
     fn wait_ns_max(&self) -> u64;
     /// Percent of the pool's limit past which its oldest pages are demoted.

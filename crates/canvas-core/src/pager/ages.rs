@@ -66,7 +66,7 @@ impl Ages {
 
     /// Updates the ages: the process has `held` pages now. Additional pages have come in since the last call; missing
     /// ones were freed by the program, most often those that it used last.
-    pub fn look(&mut self, held: i64, now_ms: u64) {
+    pub fn update(&mut self, held: i64, now_ms: u64) {
         let more = held.max(0) - self.pages();
         if more > 0 {
             self.filled(more, now_ms);
@@ -76,7 +76,7 @@ impl Ages {
     }
 
     /// Records that reclaim evicted the process's `n` oldest pages.
-    pub fn gave(&mut self, mut n: i64) {
+    pub fn record_evicted(&mut self, mut n: i64) {
         for g in &mut self.list[..self.len] {
             let took = n.min(g.pages);
             g.pages -= took;
@@ -264,14 +264,14 @@ mod tests {
     #[test]
     fn an_idle_process_gives_before_a_busy_one_that_is_older() {
         let (mut busy, mut idle) = (Ages::default(), Ages::default());
-        busy.look(1000, 1_000);
-        busy.look(1000, 1_100);
-        idle.look(1000, 3_000);
+        busy.update(1000, 1_000);
+        busy.update(1000, 1_100);
+        idle.update(1000, 3_000);
         for now in (3_100..6_000).step_by(100) {
-            busy.look(1000, now);
-            idle.look(1000, now);
+            busy.update(1000, now);
+            idle.update(1000, now);
         }
-        busy.look(1600, 6_000);
+        busy.update(1600, 6_000);
         let (busy, idle) = (process(busy, 6_000, 1500), process(idle, 3_000, 900));
         let t = Tenant::of([busy, idle].into_iter(), 6_000);
         assert_eq!((t.part(600, &busy), t.part(600, &idle)), (0, 601));
@@ -284,9 +284,9 @@ mod tests {
     #[test]
     fn relatives_give_together() {
         let (mut old, mut young) = (Ages::default(), Ages::default());
-        old.look(1000, 10);
-        old.look(1000, 100);
-        young.look(1000, 50_000);
+        old.update(1000, 10);
+        old.update(1000, 100);
+        young.update(1000, 50_000);
         let mut processes = [process(old, 10, 1000), process(young, 50_000, 500)];
         processes.iter_mut().for_each(|p| p.has_relatives = true);
         let t = Tenant::of(processes.into_iter(), 50_000);
@@ -298,7 +298,7 @@ mod tests {
     fn what_others_read_is_what_was_written() {
         let mut ages = Ages::default();
         for i in 0..100 {
-            ages.look(i * 7, 50 + i as u64 * 13);
+            ages.update(i * 7, 50 + i as u64 * 13);
         }
         assert_eq!(Ages::decode(ages.encode()), ages);
         // Arbitrary numbers do no harm.
@@ -326,14 +326,14 @@ mod tests {
                     2 => {
                         let n = n.min(naive.0.len() as i64);
                         naive.0.drain(..n as usize);
-                        ages.gave(n);
+                        ages.record_evicted(n);
                     }
                     _ => {
                         let left = naive.0.len().saturating_sub(n as usize);
                         naive.0.truncate(left);
                     }
                 }
-                ages.look(naive.0.len() as i64, now);
+                ages.update(naive.0.len() as i64, now);
                 prop_assert_eq!(ages.pages(), naive.0.len() as i64);
                 let mut pages = naive.0.iter();
                 for (age, n) in ages.each(now) {
@@ -364,10 +364,10 @@ mod tests {
                     let mut held = 0;
                     for (pages, wait) in fills {
                         held += pages;
-                        ages.look(held, at);
+                        ages.update(held, at);
                         at += wait;
                     }
-                    ages.look(held, at);
+                    ages.update(held, at);
                     process(ages, NOW - slept, held - floor)
                 })
                 .collect();

@@ -44,7 +44,7 @@ enum Level {
 
 /// Which pages a sweep considers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Among {
+enum SweepScope {
     All,
     /// Pages known to be clean: nothing has written to them since they came from far memory.
     Clean,
@@ -119,24 +119,24 @@ impl Clock {
     ///
     /// Work is bounded: three sweeps over the blocks in use, each sparing less than the one before.
     pub fn select(&self, table: &PageTable<'_>, want: u32, out: &mut VictimBatch) -> u32 {
-        self.select_among(table, Among::All, want, out)
+        self.select_in(table, SweepScope::All, want, out)
     }
 
     /// Like [`Clock::select`], among pages that are known to be clean: they leave without a slot, even if nothing can
     /// be written.
     pub fn select_clean(&self, table: &PageTable<'_>, want: u32, out: &mut VictimBatch) -> u32 {
-        self.select_among(table, Among::Clean, want, out)
+        self.select_in(table, SweepScope::Clean, want, out)
     }
 
-    fn select_among(
+    fn select_in(
         &self,
         table: &PageTable<'_>,
-        among: Among,
+        scope: SweepScope,
         want: u32,
         out: &mut VictimBatch,
     ) -> u32 {
         let before = out.pages();
-        if among == Among::All {
+        if scope == SweepScope::All {
             self.select_behind(table, want, out);
         }
         let mut level = Level::Normal;
@@ -146,14 +146,14 @@ impl Clock {
             let Some((chunk, sweep, passed)) = self.claim(table) else {
                 break;
             };
-            self.sweep_chunk(table, chunk, sweep, (level, among), out);
+            self.sweep_chunk(table, chunk, sweep, (level, scope), out);
             left = left.saturating_sub(passed);
             if left > 0 {
                 continue;
             }
             if level == Level::IgnoreReferenced {
                 let rest = want.saturating_sub(out.pages() - before);
-                self.take_all(table, among, rest, out);
+                self.take_all(table, scope, rest, out);
                 break;
             }
             level = Level::IgnoreReferenced;
@@ -164,7 +164,7 @@ impl Clock {
 
     /// The last resort: takes whatever can be taken, starting where the hand is. It claims no chunks, so that no other
     /// thread's claims can hide a page from this one.
-    fn take_all(&self, table: &PageTable<'_>, among: Among, want: u32, out: &mut VictimBatch) {
+    fn take_all(&self, table: &PageTable<'_>, scope: SweepScope, want: u32, out: &mut VictimBatch) {
         let before = out.pages();
         let hand = self.hand.load(Ordering::Relaxed);
         let sweep = (hand >> 32) as u32;
@@ -173,7 +173,7 @@ impl Clock {
             && out.has_room()
             && let Some(chunk) = scan.seek(|from| table.next_used_chunk(from))
         {
-            self.sweep_chunk(table, chunk, sweep, (Level::TakeAll, among), out);
+            self.sweep_chunk(table, chunk, sweep, (Level::TakeAll, scope), out);
             scan.pass(1);
         }
     }
@@ -237,7 +237,7 @@ impl Clock {
         table: &PageTable<'_>,
         chunk: u32,
         sweep: u32,
-        (level, among): (Level, Among),
+        (level, scope): (Level, SweepScope),
         out: &mut VictimBatch,
     ) {
         let first = chunk as usize * CHUNK_PAGES;
@@ -250,7 +250,7 @@ impl Clock {
         let (mut take, mut bridge) = (0u64, 0u64);
         for (i, slot) in words.iter().enumerate() {
             let w = word::load(slot);
-            if !w.evictable() || among == Among::Clean && !w.is_clean() {
+            if !w.evictable() || scope == SweepScope::Clean && !w.is_clean() {
                 continue;
             }
             seen += 1;

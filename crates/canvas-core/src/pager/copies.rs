@@ -12,17 +12,17 @@ use crate::pager::table::PageTable;
 use crate::pager::word::{self, State, Word, flag};
 
 /// Offers resident pages with a far copy to `take`, which returns false to stop (the page is offered again next time).
-/// Goes round once at most, from `position` on, and examines at most about `look_max` words. Several threads may scan at
-/// the same time; only one of two threads that see a page can claim it.
+/// Goes round once at most, from `position` on, and examines at most about `scan_max` words. Several threads may scan
+/// at the same time; only one of two threads that see a page can claim it.
 pub fn scan(
     position: &AtomicU32,
     table: &PageTable<'_>,
-    look_max: usize,
+    scan_max: usize,
     mut take: impl FnMut(u32, Word) -> bool,
 ) {
     let end = (table.blocks() * BLOCK_PAGES) as u32;
-    let mut scan = ScanCursor::new(position.load(Ordering::Relaxed), end, look_max).rounds(1);
-    while let Some(page) = scan.look() {
+    let mut scan = ScanCursor::new(position.load(Ordering::Relaxed), end, scan_max).rounds(1);
+    while let Some(page) = scan.peek() {
         if scan.skip_block(|b| table.resident_in_block[b].load(Ordering::Relaxed) == 0) {
             continue;
         }
@@ -52,7 +52,7 @@ mod tests {
     }
 
     /// The pages that successive calls offer, each call taking `each` pages.
-    fn offered(all: &[(usize, Word)], calls: usize, each: usize, look_max: usize) -> Vec<Vec<u32>> {
+    fn offered(all: &[(usize, Word)], calls: usize, each: usize, scan_max: usize) -> Vec<Vec<u32>> {
         let words: Vec<_> = (0..BLOCKS * BLOCK_PAGES)
             .map(|_| AtomicU64::new(0))
             .collect();
@@ -69,7 +69,7 @@ mod tests {
         let position = AtomicU32::new(0);
         let call = |_| {
             let mut got = Vec::new();
-            scan(&position, &table, look_max, |page, _| {
+            scan(&position, &table, scan_max, |page, _| {
                 if got.len() == each {
                     return false;
                 }

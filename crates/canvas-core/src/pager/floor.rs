@@ -16,11 +16,11 @@ pub const PROGRESS_PAGES: i64 = 256;
 /// Largest floor while the limit cannot be enforced (4 MiB).
 pub const FREE_PAGES: i64 = 1024;
 /// A demand is judged once in this time.
-pub const LOOK_NS: u64 = 5_000_000;
-/// A demand grows if at least this many pages come back in [`LOOK_NS`] (one in 200 us).
-const MANY_A_LOOK: u64 = 25;
-/// A demand shrinks after this many times [`LOOK_NS`] without any.
-const QUIET_LOOKS: u64 = 8;
+pub const PERIOD_NS: u64 = 5_000_000;
+/// A demand grows if at least this many pages come back in [`PERIOD_NS`] (one in 200 us).
+const MANY_A_PERIOD: u64 = 25;
+/// A demand shrinks after this many times [`PERIOD_NS`] without any.
+const QUIET_PERIODS: u64 = 8;
 
 /// A process's demand, in pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,8 +42,8 @@ impl Demand {
     /// process holds. It grows by a quarter per look while pages come back, at most to a quarter more than what is
     /// held, and shrinks by a sixteenth after eight looks without any.
     pub fn next(self, came_back: u64, elapsed_ns: u64, held: i64) -> Demand {
-        let looks = (elapsed_ns / LOOK_NS).max(1);
-        if came_back >= MANY_A_LOOK.saturating_mul(looks) {
+        let periods = (elapsed_ns / PERIOD_NS).max(1);
+        if came_back >= MANY_A_PERIOD.saturating_mul(periods) {
             let most = held.max(LEAST_PAGES);
             let grown = self.pages + (self.pages / 4).max(16);
             return Demand {
@@ -55,7 +55,7 @@ impl Demand {
             0 => self.quiet_ns.saturating_add(elapsed_ns),
             _ => 0,
         };
-        if quiet_ns < QUIET_LOOKS * LOOK_NS {
+        if quiet_ns < QUIET_PERIODS * PERIOD_NS {
             return Demand { quiet_ns, ..self };
         }
         Demand {
@@ -129,28 +129,28 @@ mod tests {
         let held = 10_000;
         let mut d = Demand::NEW;
         for _ in 0..40 {
-            d = d.next(MANY_A_LOOK, LOOK_NS, held);
+            d = d.next(MANY_A_PERIOD, PERIOD_NS, held);
         }
         assert_eq!(d.pages, held + held / 4);
         // A few pages that come back change nothing.
         let before = d;
         for _ in 0..100 {
-            d = d.next(1, LOOK_NS, held);
+            d = d.next(1, PERIOD_NS, held);
         }
         assert_eq!(d.pages, before.pages);
         // Without any the demand falls to the least, but not at once.
-        assert_eq!(d.next(0, LOOK_NS, held).pages, before.pages);
+        assert_eq!(d.next(0, PERIOD_NS, held).pages, before.pages);
         for _ in 0..5_000 {
-            d = d.next(0, LOOK_NS, held);
+            d = d.next(0, PERIOD_NS, held);
         }
         assert_eq!(d.pages, LEAST_PAGES);
     }
 
     #[test]
     fn a_long_time_between_looks_is_not_taken_for_many_faults() {
-        let d = Demand::NEW.next(MANY_A_LOOK * 9, 10 * LOOK_NS, 1000);
+        let d = Demand::NEW.next(MANY_A_PERIOD * 9, 10 * PERIOD_NS, 1000);
         assert_eq!(d.pages, LEAST_PAGES);
-        let d = Demand::NEW.next(MANY_A_LOOK * 10, 10 * LOOK_NS, 1000);
+        let d = Demand::NEW.next(MANY_A_PERIOD * 10, 10 * PERIOD_NS, 1000);
         assert!(d.pages > LEAST_PAGES);
     }
 

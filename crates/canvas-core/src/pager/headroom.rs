@@ -23,7 +23,7 @@ const PAGES_LEAST: i64 = 32;
 /// time.
 const PAGES_AT_A_TIME: i64 = 128;
 /// Pause between two checks.
-const LOOK_NS: u64 = 10_000_000;
+const CHECK_NS: u64 = 10_000_000;
 /// The headroom shrinks by a 1024th of the room each time it has sufficed for this long.
 const QUIET_NS: u64 = 250_000_000;
 
@@ -32,7 +32,7 @@ const QUIET_NS: u64 = 250_000_000;
 pub struct Headroom {
     share: AtomicU32,
     was_used_up: AtomicBool,
-    looked_ns: AtomicU64,
+    checked_ns: AtomicU64,
     changed_ns: AtomicU64,
 }
 
@@ -42,7 +42,7 @@ impl Headroom {
         Headroom {
             share: AtomicU32::new(SHARE_MIN),
             was_used_up: AtomicBool::new(false),
-            looked_ns: AtomicU64::new(0),
+            checked_ns: AtomicU64::new(0),
             changed_ns: AtomicU64::new(0),
         }
     }
@@ -78,11 +78,11 @@ impl Headroom {
     }
 
     /// Checks whether the headroom was used up; called by the reclaim thread at time `now_ns`.
-    pub fn look(&self, now_ns: u64) {
-        if now_ns < self.looked_ns.load(Ordering::Relaxed) + LOOK_NS {
+    pub fn update(&self, now_ns: u64) {
+        if now_ns < self.checked_ns.load(Ordering::Relaxed) + CHECK_NS {
             return;
         }
-        self.looked_ns.store(now_ns, Ordering::Relaxed);
+        self.checked_ns.store(now_ns, Ordering::Relaxed);
         let share = self.share.load(Ordering::Relaxed);
         let next = if self.was_used_up.swap(false, Ordering::Relaxed) {
             (share + share / 2).min(SHARE_MAX)
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(h.marks(1024 * MIB), (256, 384));
         for n in 1..=3 {
             h.used_up();
-            h.look(n * LOOK_NS);
+            h.update(n * CHECK_NS);
         }
         assert_eq!(h.marks(64 * MIB), (512, 640), "half a sixteenth");
         assert_eq!(h.marks(1024 * MIB), (1024, 1152));
@@ -143,12 +143,12 @@ mod tests {
     fn many_faults_at_one_time_are_one_reason_to_grow() {
         let h = Headroom::new();
         h.used_up();
-        h.look(LOOK_NS);
+        h.update(CHECK_NS);
         let once = h.marks(64 * MIB).1;
         h.used_up();
-        h.look(LOOK_NS + 1);
+        h.update(CHECK_NS + 1);
         assert_eq!(h.marks(64 * MIB).1, once, "looked at a moment ago");
-        h.look(2 * LOOK_NS);
+        h.update(2 * CHECK_NS);
         assert!(h.marks(64 * MIB).1 > once, "and not forgotten");
     }
 
@@ -157,17 +157,17 @@ mod tests {
         let h = Headroom::new();
         for n in 1..=9 {
             h.used_up();
-            h.look(n * LOOK_NS);
+            h.update(n * CHECK_NS);
         }
-        let mut now_ns = 9 * LOOK_NS;
+        let mut now_ns = 9 * CHECK_NS;
         let mut looks = 0;
         while h.marks(64 * MIB).0 > 168 {
             now_ns += QUIET_NS;
-            h.look(now_ns);
+            h.update(now_ns);
             looks += 1;
         }
         assert_eq!(looks, SHARE_MAX - SHARE_MIN);
-        h.look(now_ns + QUIET_NS);
+        h.update(now_ns + QUIET_NS);
         assert_eq!(h.marks(64 * MIB).0, 168);
     }
 }

@@ -11,25 +11,25 @@ use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 pub const MAX_NS: u64 = 60_000_000_000;
 /// Calls that are tracked separately.
 #[cfg(not(feature = "shuttle"))]
-const PLACES: usize = 64;
+const SLOTS: usize = 64;
 #[cfg(feature = "shuttle")]
-const PLACES: usize = 1;
+const SLOTS: usize = 1;
 
 /// The calls and batches in progress.
 pub struct Holds {
     /// When each call began; 0 for none.
-    places: [AtomicU64; PLACES],
+    slots: [AtomicU64; SLOTS],
     /// Calls that found no free place, and when the last of them began.
-    crowd: AtomicU32,
-    crowd_ns: AtomicU64,
+    overflow: AtomicU32,
+    overflow_ns: AtomicU64,
     batches: AtomicU32,
 }
 
 /// A call that holds reclaim.
 #[derive(Clone, Copy, Debug)]
-pub struct Call {
-    /// [`PLACES`]: counted in `crowd`.
-    place: usize,
+pub struct HoldingCall {
+    /// [`SLOTS`]: counted in `overflow`.
+    slot: usize,
     begun_ns: u64,
 }
 
@@ -51,55 +51,55 @@ impl Holds {
     #[allow(clippy::new_without_default)]
     pub const fn new() -> Holds {
         Holds {
-            places: [const { AtomicU64::new(0) }; PLACES],
-            crowd: AtomicU32::new(0),
-            crowd_ns: AtomicU64::new(0),
+            slots: [const { AtomicU64::new(0) }; SLOTS],
+            overflow: AtomicU32::new(0),
+            overflow_ns: AtomicU64::new(0),
             batches: AtomicU32::new(0),
         }
     }
 
     /// Begins a call, at a time that is not 0: from here on no batch begins. One may still be running.
-    pub fn begin(&self, now_ns: u64) -> Call {
-        let call = |place| Call {
-            place,
+    pub fn begin(&self, now_ns: u64) -> HoldingCall {
+        let call = |slot| HoldingCall {
+            slot,
             begun_ns: now_ns,
         };
-        for (i, place) in self.places.iter().enumerate() {
-            let old = place.load(Ordering::Relaxed);
+        for (i, slot) in self.slots.iter().enumerate() {
+            let old = slot.load(Ordering::Relaxed);
             if is_over(old, now_ns)
-                && place
+                && slot
                     .compare_exchange(old, now_ns, Ordering::SeqCst, Ordering::Relaxed)
                     .is_ok()
             {
                 return call(i);
             }
         }
-        self.crowd_ns.fetch_max(now_ns, Ordering::SeqCst);
-        self.crowd.fetch_add(1, Ordering::SeqCst);
-        call(PLACES)
+        self.overflow_ns.fetch_max(now_ns, Ordering::SeqCst);
+        self.overflow.fetch_add(1, Ordering::SeqCst);
+        call(SLOTS)
     }
 
     /// Ends a call.
-    pub fn end(&self, call: Call) {
-        match self.places.get(call.place) {
+    pub fn end(&self, call: HoldingCall) {
+        match self.slots.get(call.slot) {
             // If this call had exceeded its time, the place may be another call's now.
-            Some(place) => {
+            Some(slot) => {
                 let _ =
-                    place.compare_exchange(call.begun_ns, 0, Ordering::SeqCst, Ordering::Relaxed);
+                    slot.compare_exchange(call.begun_ns, 0, Ordering::SeqCst, Ordering::Relaxed);
             }
             None => {
-                self.crowd.fetch_sub(1, Ordering::SeqCst);
+                self.overflow.fetch_sub(1, Ordering::SeqCst);
             }
         }
     }
 
     /// Whether a call holds reclaim.
     pub fn is_held(&self, now_ns: u64) -> bool {
-        let crowd = self.crowd.load(Ordering::SeqCst) != 0
-            && !is_over(self.crowd_ns.load(Ordering::SeqCst), now_ns);
-        crowd
+        let overflow = self.overflow.load(Ordering::SeqCst) != 0
+            && !is_over(self.overflow_ns.load(Ordering::SeqCst), now_ns);
+        overflow
             || self
-                .places
+                .slots
                 .iter()
                 .any(|p| !is_over(p.load(Ordering::SeqCst), now_ns))
     }
@@ -118,10 +118,10 @@ impl Holds {
 
     /// In a fork's child: drops the parent's calls.
     pub fn forget(&self) {
-        for place in &self.places {
-            place.store(0, Ordering::Relaxed);
+        for slot in &self.slots {
+            slot.store(0, Ordering::Relaxed);
         }
-        self.crowd.store(0, Ordering::Relaxed);
+        self.overflow.store(0, Ordering::Relaxed);
     }
 }
 
@@ -144,7 +144,7 @@ mod tests {
         assert!(holds.batch(6 + MAX_NS).is_none());
         assert!(holds.batch(7 + MAX_NS).is_some());
         // Its place was taken meanwhile: the end of the old call does not end the new one.
-        for now in 0..PLACES as u64 {
+        for now in 0..SLOTS as u64 {
             holds.begin(8 + MAX_NS + now);
         }
         holds.end(endless);
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn a_child_has_none_of_its_parents_calls() {
         let holds = Holds::new();
-        for now in 1..=PLACES as u64 + 3 {
+        for now in 1..=SLOTS as u64 + 3 {
             holds.begin(now);
         }
         assert!(holds.batch(100).is_none());
@@ -168,13 +168,13 @@ mod tests {
         #[test]
         fn as_a_list_of_calls(steps in proptest::collection::vec((0..3u8, 1..MAX_NS, any::<usize>()), 1..300)) {
             let holds = Holds::new();
-            let (mut now, mut calls) = (1u64, Vec::<Call>::new());
+            let (mut now, mut calls) = (1u64, Vec::<HoldingCall>::new());
             let mut crowded = false;
             for (what, step, which) in steps {
                 match what {
                     0 => {
                         calls.push(holds.begin(now));
-                        crowded |= calls.len() > PLACES;
+                        crowded |= calls.len() > SLOTS;
                     }
                     1 if !calls.is_empty() => holds.end(calls.swap_remove(which % calls.len())),
                     1 => {}

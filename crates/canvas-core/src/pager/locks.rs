@@ -65,46 +65,46 @@ impl Drop for Exclusive<'_> {
     }
 }
 
-/// `N` places, each held by one thread at a time.
-pub struct Places<const N: usize>([AtomicBool; N]);
+/// `N` contexts, each held by one thread at a time.
+pub struct ContextPool<const N: usize>([AtomicBool; N]);
 
-/// A place, held until dropped.
-pub struct Place<'a> {
+/// A context, held until dropped.
+pub struct ContextGuard<'a> {
     taken: &'a AtomicBool,
     index: usize,
 }
 
-impl Place<'_> {
-    /// Index of the place.
+impl ContextGuard<'_> {
+    /// Index of the context.
     pub fn index(&self) -> usize {
         self.index
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for ContextGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         self.taken.store(false, Ordering::Release);
     }
 }
 
-impl<const N: usize> Places<N> {
-    /// Creates free places.
+impl<const N: usize> ContextPool<N> {
+    /// Creates free contexts.
     #[allow(clippy::new_without_default)]
-    pub const fn new() -> Places<N> {
-        Places([const { AtomicBool::new(false) }; N])
+    pub const fn new() -> ContextPool<N> {
+        ContextPool([const { AtomicBool::new(false) }; N])
     }
 
-    /// Takes a free place, searching from `first` on; waits while there is none.
+    /// Takes a free context, searching from `first` on; waits while there is none.
     #[inline]
-    pub fn take(&self, first: usize, yield_now: fn()) -> Place<'_> {
+    pub fn take(&self, first: usize, yield_now: fn()) -> ContextGuard<'_> {
         let mut spins = 0;
         loop {
             for k in 0..N {
                 let index = (first + k) % N;
                 let taken = &self.0[index];
                 if !taken.load(Ordering::Relaxed) && !taken.swap(true, Ordering::Acquire) {
-                    return Place { taken, index };
+                    return ContextGuard { taken, index };
                 }
             }
             backoff(&mut spins, yield_now);

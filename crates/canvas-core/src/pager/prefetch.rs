@@ -26,7 +26,7 @@ pub enum FaultKind {
     /// The page was in the swap cache because a prefetch had left it there.
     PrefetchHit = 1,
     /// The page was in the swap cache because reclaim had unmapped it.
-    SecondChance = 2,
+    VictimHit = 2,
     /// The fault waited for a prefetch of the same page.
     PrefetchLate = 3,
 }
@@ -53,7 +53,7 @@ pub struct Area {
 }
 
 /// What a prefetcher can ask about the memory around a fault.
-pub trait Surroundings {
+pub trait MemoryView {
     /// The page's mapping; `None` if that is not known now.
     fn area_of(&self, page: PageId) -> Option<Area>;
     /// Whether the page is far, so that it can be brought in. Accepts any page number.
@@ -90,7 +90,7 @@ pub struct FaultSite {
 /// Decides what comes in besides a page that faults. Threads call it at the same time, and none waits for another one.
 pub trait Prefetcher {
     /// Handles a fault: what to bring in besides its page.
-    fn plan(&self, fault: &Fault<'_, impl Surroundings>) -> Plan;
+    fn plan(&self, fault: &Fault<'_, impl MemoryView>) -> Plan;
     /// Records that streams decide about `page`, and plan this: neither says anything about other faults.
     #[inline]
     fn on_stream(&self, _page: PageId, _plan: &Plan) {}
@@ -111,7 +111,7 @@ pub trait Prefetcher {
     }
     /// A far page is present, with these contents.
     #[inline]
-    fn came_in(&self, _at: FaultSite, _data: &PageBuf) {}
+    fn swapped_in(&self, _at: FaultSite, _data: &PageBuf) {}
 }
 
 /// A prefetcher that learns from what becomes of its own plans, which it knows again by this. The streams do not.
@@ -268,7 +268,7 @@ pub(crate) mod testing {
     /// Memory in these mappings; all of its pages are far.
     pub struct AllFar(pub fn(u32) -> Option<Area>);
 
-    impl Surroundings for AllFar {
+    impl MemoryView for AllFar {
         fn area_of(&self, page: PageId) -> Option<Area> {
             self.0(page.0)
         }

@@ -3,7 +3,7 @@
 //! | search | for | over | a new round |
 //! |---|---|---|---|
 //! | [`clock`](crate::pager::clock) | victims | chunks | is a sweep, which hot pages may survive |
-//! | [`spill`](crate::pager::spill) | far pages to demote, from the pool or a node | pages | changes the least age |
+//! | [`demotion`](crate::pager::demotion) | far pages to demote, from the pool or a node | pages | changes the least age |
 //! | [`copies`](crate::pager::copies) | copies of resident pages to drop | pages | |
 //! | [`swapin`](crate::pager::swapin) | far pages to promote | pages | doubles the highest rank |
 //! | [`shared`](crate::pager::shared) | shared victims; shared copies to demote or drop | pages | |
@@ -65,7 +65,7 @@ impl ScanCursor {
     /// The number to examine; `None` when the scan has ended. It stays the same until [`ScanCursor::pass`] or
     /// [`ScanCursor::skip`].
     #[inline]
-    pub fn look(&mut self) -> Option<u32> {
+    pub fn peek(&mut self) -> Option<u32> {
         if self.budget == 0 || self.passed >= self.passed_max || self.end == 0 {
             return None;
         }
@@ -75,11 +75,11 @@ impl ScanCursor {
         Some(self.at)
     }
 
-    /// As [`ScanCursor::look`], but passes over numbers, free of charge. `find` returns the first number at or after
+    /// As [`ScanCursor::peek`], but passes over numbers, free of charge. `find` returns the first number at or after
     /// its argument that counts.
     #[inline]
     pub fn seek(&mut self, find: impl Fn(u32) -> Option<u32>) -> Option<u32> {
-        self.look()?;
+        self.peek()?;
         // There may be more numbers than when the scan began.
         let end = self.end;
         let find = |at| find(at).filter(|found| *found < end);
@@ -87,7 +87,7 @@ impl ScanCursor {
             Some(found) => found,
             None => {
                 self.advance(self.end - self.at);
-                self.look()?;
+                self.peek()?;
                 find(0)?
             }
         };
@@ -160,7 +160,7 @@ mod tests {
 
     fn all(mut scan: ScanCursor) -> (Vec<u32>, u32) {
         let mut seen = Vec::new();
-        while let Some(n) = scan.look() {
+        while let Some(n) = scan.peek() {
             seen.push(n);
             scan.pass(1);
         }
@@ -180,13 +180,13 @@ mod tests {
     #[test]
     fn the_next_scan_begins_the_round_if_the_last_one_ended_with_it() {
         let mut scan = ScanCursor::new(4, 5, 1);
-        assert_eq!(scan.look(), Some(4));
+        assert_eq!(scan.peek(), Some(4));
         scan.pass(1);
-        assert!(scan.look().is_none() && !scan.wrapped());
+        assert!(scan.peek().is_none() && !scan.wrapped());
         let mut next = ScanCursor::new(scan.at(), 5, 1);
-        assert!(next.look() == Some(0) && next.wrapped() && !next.wrapped());
+        assert!(next.peek() == Some(0) && next.wrapped() && !next.wrapped());
         // Or goes on, if there are more numbers by then.
-        assert_eq!(ScanCursor::new(scan.at(), 6, 1).look(), Some(5));
+        assert_eq!(ScanCursor::new(scan.at(), 6, 1).peek(), Some(5));
     }
 
     #[test]
@@ -217,7 +217,7 @@ mod tests {
                 }
                 let number = match what {
                     0 => scan.seek(|from| (from..end).find(|n| counts[*n as usize])),
-                    _ => scan.look(),
+                    _ => scan.peek(),
                 };
                 prop_assert_eq!(number, list.front().copied().filter(|_| left > 0));
                 let Some(number) = number else { break };

@@ -2,12 +2,12 @@
 //! middle of a step (docs/SHARED.md).
 //!
 //! All of this state lies in shared memory, and a process may die between any two steps. A process that finds the
-//! lock's holder or a page's owner dead repeats the step ([`Partition::recover`], [`Partition::bury`]) from what is
-//! recorded: the words, and a journal of the one eviction that can be in progress. The kernel is behind a trait
+//! lock's holder or a page's owner dead repeats the step ([`Partition::recover`], [`Partition::recover_owner`]) from
+//! what is recorded: the words, and a journal of the one eviction that can be in progress. The kernel is behind a trait
 //! ([`Kernel`]), which the model test implements.
 
 pub mod ahead;
-pub mod beyond;
+pub mod demotion;
 pub mod word;
 
 use canvas_types::PAGE_SIZE;
@@ -107,7 +107,7 @@ pub struct Partition<'a> {
 
 /// Result of [`Partition::claim`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Look {
+pub enum ClaimOutcome {
     /// The page is in memory.
     Present,
     /// The page is claimed: the caller must bring it in ([`Partition::fill`]).
@@ -133,21 +133,23 @@ pub struct Evicted {
 
 impl<'a> Partition<'a> {
     /// Claims a page for `me` if it must be brought in.
-    pub fn claim(&self, page: u32, me: u16) -> Look {
+    pub fn claim(&self, page: u32, me: u16) -> ClaimOutcome {
         let w = &self.words[page as usize];
         loop {
             let cur = load(w);
             let filling = match cur.state() {
-                State::Resident => return Look::Present,
-                State::Poisoned => return Look::Poisoned,
-                State::Evicting => return Look::Busy(None),
-                State::FillingNew | State::FillingFar => return Look::Busy(Some(cur.owner())),
+                State::Resident => return ClaimOutcome::Present,
+                State::Poisoned => return ClaimOutcome::Poisoned,
+                State::Evicting => return ClaimOutcome::Busy(None),
+                State::FillingNew | State::FillingFar => {
+                    return ClaimOutcome::Busy(Some(cur.owner()));
+                }
                 State::Untouched => State::FillingNew,
                 State::Far => State::FillingFar,
             };
             let new = Word::new(filling, me, cur.entry());
             if transition(w, cur, new) {
-                return Look::Claimed(new);
+                return ClaimOutcome::Claimed(new);
             }
         }
     }
@@ -256,7 +258,7 @@ impl<'a> Partition<'a> {
     ) {
         // The second round finds pages whose referenced bit the first one cleared.
         let mut scan = ScanCursor::new(hand.load(Ordering::Relaxed), end, most as usize).rounds(2);
-        while let Some(page) = scan.look() {
+        while let Some(page) = scan.peek() {
             let w = &self.words[page as usize];
             if !on(page, w, load(w)) {
                 break;
@@ -351,7 +353,7 @@ impl<'a> Partition<'a> {
     }
 
     /// Settles the pages that a dead process was filling. The caller holds the lock.
-    pub fn bury(&self, k: &impl Kernel, owner: u16, end: u32) {
+    pub fn recover_owner(&self, k: &impl Kernel, owner: u16, end: u32) {
         for (page, w) in self.words[..end as usize].iter().enumerate() {
             let cur = load(w);
             if cur.is_filled_by(owner) {

@@ -20,7 +20,7 @@
 //! Both the writer and the taker of a detached slot read it; the one that ends last frees it. A fill that fails puts
 //! its slot back from either state, and from WriterDone too.
 //!
-//! Full slots wait in a FIFO of [`Place`]s. Taking a slot leaves its place in the FIFO; the slot's generation,
+//! Full slots wait in a FIFO of [`SlotRef`]s. Taking a slot leaves its place in the FIFO; the slot's generation,
 //! incremented whenever a slot is freed or gets another place, tells which places are stale. State and generation share
 //! one word, so that one compare-and-swap decides whether a place is valid. A slot never has two valid places, and none
 //! before its page's word was published as Cached.
@@ -128,13 +128,13 @@ pub fn of_word(cached: Word) -> u32 {
 /// A slot and its generation: as it is handed out, and as it waits in the FIFO.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[repr(transparent)]
-pub struct Place(u64);
+pub struct SlotRef(u64);
 
-impl Place {
+impl SlotRef {
     /// `word`: the slot's word, of which the generation counts.
     #[inline(always)]
-    fn new(slot: u32, word: u32) -> Place {
-        Place(u64::from(slot) | (u64::from(word & !STATE_MASK) << 32))
+    fn new(slot: u32, word: u32) -> SlotRef {
+        SlotRef(u64::from(slot) | (u64::from(word & !STATE_MASK) << 32))
     }
     /// Number of the slot.
     #[inline(always)]
@@ -233,7 +233,7 @@ impl Job {
 
 /// A taken slot.
 #[derive(Clone, Copy, Debug)]
-pub struct Taken {
+pub struct TakenSlot {
     slot: u32,
     /// The entry that the page owns from now on (none if a writer is using it).
     pub entry: SwapEntry,
@@ -267,11 +267,11 @@ impl<'a> SlotTable<'a> {
     }
     /// Moves a slot that no other thread can move now; returns its valid place.
     #[inline(always)]
-    fn set(&self, slot: u32, new: SlotState) -> Place {
+    fn set(&self, slot: u32, new: SlotState) -> SlotRef {
         let word = self.word(slot);
         debug_assert!(SlotState::of(word).may_become(new));
         self.states[slot as usize].store(word & !STATE_MASK | new as u32, Ordering::Release);
-        Place::new(slot, word)
+        SlotRef::new(slot, word)
     }
     #[inline(always)]
     fn set_entry(&self, slot: u32, entry: SwapEntry, far_copy: bool) {
@@ -299,8 +299,8 @@ impl<'a> SlotTable<'a> {
         }
     }
     #[inline(always)]
-    fn place_at(&self, i: u64) -> Place {
-        Place(self.ring(i).load(Ordering::Relaxed))
+    fn ref_at(&self, i: u64) -> SlotRef {
+        SlotRef(self.ring(i).load(Ordering::Relaxed))
     }
     #[inline(always)]
     fn lock(&self) -> RawGuard<'a> {
@@ -350,7 +350,7 @@ impl<'a> SlotTable<'a> {
     /// Takes up to `out.len()` free slots. Returns how many, and how many of them are new: their buffers use memory
     /// from now on, and the caller charges them.
     #[inline]
-    pub fn alloc(&self, out: &mut [Place]) -> (usize, usize) {
+    pub fn alloc(&self, out: &mut [SlotRef]) -> (usize, usize) {
         let magazines = &self.control.magazines;
         let me = (self.threads.number)();
         let mut n = 0;
@@ -372,7 +372,7 @@ impl<'a> SlotTable<'a> {
     }
 
     /// Takes slots from magazines.
-    fn alloc_from_magazines(&self, out: &mut [Place], take: impl Fn() -> Option<u32>) -> usize {
+    fn alloc_from_magazines(&self, out: &mut [SlotRef], take: impl Fn() -> Option<u32>) -> usize {
         let mut n = 0;
         while n < out.len()
             && let Some(number) = take()
@@ -384,7 +384,7 @@ impl<'a> SlotTable<'a> {
     }
 
     /// Takes slots with buffers from the free stack, and if one was asked for a few more for the magazine.
-    fn alloc_stacked(&self, out: &mut [Place], me: usize) -> usize {
+    fn alloc_stacked(&self, out: &mut [SlotRef], me: usize) -> usize {
         let magazines = &self.control.magazines;
         let mut n = 0;
         {
@@ -398,7 +398,7 @@ impl<'a> SlotTable<'a> {
             while n < out.len()
                 && let Some(slot) = self.unstack(&g)
             {
-                out[n] = Place::new(slot, 0);
+                out[n] = SlotRef::new(slot, 0);
                 n += 1;
             }
             if out.len() == 1 {
@@ -417,7 +417,7 @@ impl<'a> SlotTable<'a> {
 
     /// Takes slots without a buffer (never used, or given back) unless one with a buffer was freed meanwhile; counts
     /// them in `fresh`.
-    fn alloc_fresh(&self, out: &mut [Place], fresh: &mut usize) -> usize {
+    fn alloc_fresh(&self, out: &mut [SlotRef], fresh: &mut usize) -> usize {
         let c = self.control;
         let mut n = 0;
         {
@@ -436,7 +436,7 @@ impl<'a> SlotTable<'a> {
                     c.high.store(high + 1, Ordering::Relaxed);
                     high
                 };
-                out[n] = Place::new(slot, 0);
+                out[n] = SlotRef::new(slot, 0);
                 n += 1;
             }
         }
@@ -446,14 +446,14 @@ impl<'a> SlotTable<'a> {
 
     /// Marks slots just taken from the stacks as owned by this thread. This is done outside the lock because it loads
     /// their words.
-    fn own(&self, slots: &mut [Place]) {
+    fn own(&self, slots: &mut [SlotRef]) {
         for place in slots {
             *place = self.set(place.slot(), SlotState::Owned);
         }
     }
 
     /// Returns slots that were allocated and not used.
-    pub fn give_back(&self, slots: &[Place]) {
+    pub fn give_back(&self, slots: &[SlotRef]) {
         slots.iter().for_each(|s| self.end_life(s.slot()));
         let g = self.lock();
         slots.iter().for_each(|s| self.stack(s.slot(), &g));
@@ -462,7 +462,7 @@ impl<'a> SlotTable<'a> {
     /// Takes slots with a buffer that were free ever since the last call; returns how many. If `out` is full there may
     /// be more. Slots in magazines count as idle by the next call, if no thread needs them. The caller frees their
     /// buffers' memory and then returns the slots by [`SlotTable::give_back_bare`].
-    pub fn take_idle(&self, out: &mut [Place]) -> usize {
+    pub fn take_idle(&self, out: &mut [SlotRef]) -> usize {
         let c = self.control;
         let g = self.lock();
         let top = c.free_top.load(Ordering::Relaxed);
@@ -497,7 +497,7 @@ impl<'a> SlotTable<'a> {
     }
 
     /// Returns slots whose buffers have no memory any more.
-    pub fn give_back_bare(&self, slots: &[Place]) {
+    pub fn give_back_bare(&self, slots: &[SlotRef]) {
         let _g = self.lock();
         for s in slots {
             let slot = s.slot();
@@ -564,7 +564,7 @@ impl<'a> SlotTable<'a> {
     /// Marks an owned slot, whose buffer now holds `page`, as full. Call it before the page's word says Cached, and
     /// [`SlotTable::enqueue`] afterwards.
     #[inline]
-    pub fn fill(&self, slot: Place, page: PageId, entry: SwapEntry, far_copy: bool) {
+    pub fn fill(&self, slot: SlotRef, page: PageId, entry: SwapEntry, far_copy: bool) {
         let slot = slot.slot();
         self.pages[slot as usize].store(page.0, Ordering::Relaxed);
         self.set_entry(slot, entry, far_copy);
@@ -574,7 +574,7 @@ impl<'a> SlotTable<'a> {
     /// Appends full slots to the FIFO, after their words were published, or when a writer returns them. If a slot was
     /// taken since then its place is stale, even if it holds another page by now.
     #[inline]
-    pub fn enqueue(&self, slots: &[Place]) {
+    pub fn enqueue(&self, slots: &[SlotRef]) {
         if !slots.is_empty() {
             let g = self.lock();
             self.trim_head(&g);
@@ -586,7 +586,7 @@ impl<'a> SlotTable<'a> {
     fn trim_head(&self, _lock: &RawGuard<'_>) {
         let (head, tail) = (&self.control.head, &self.control.tail);
         let mut first = head.load(Ordering::Relaxed);
-        while first < tail.load(Ordering::Relaxed) && self.is_stale(self.place_at(first)) {
+        while first < tail.load(Ordering::Relaxed) && self.is_stale(self.ref_at(first)) {
             first += 1;
         }
         head.store(first, Ordering::Relaxed);
@@ -601,11 +601,11 @@ impl<'a> SlotTable<'a> {
         if SlotState::of(word) != old || !self.swap(slot, word, full) {
             return false;
         }
-        self.enqueue(&[Place::new(slot, full)]);
+        self.enqueue(&[SlotRef::new(slot, full)]);
         true
     }
 
-    fn push(&self, place: Place, _lock: &RawGuard<'_>) {
+    fn push(&self, place: SlotRef, _lock: &RawGuard<'_>) {
         let (head, tail) = (&self.control.head, &self.control.tail);
         if tail.load(Ordering::Relaxed) - head.load(Ordering::Relaxed) >= self.ring_len() as u64 - 1
         {
@@ -624,7 +624,7 @@ impl<'a> SlotTable<'a> {
         let tail = self.control.tail.load(Ordering::Relaxed);
         let mut to = head;
         for i in head..tail {
-            let place = self.place_at(i);
+            let place = self.ref_at(i);
             if !self.is_stale(place) {
                 self.ring(to).store(place.0, Ordering::Relaxed);
                 to += 1;
@@ -650,14 +650,14 @@ impl<'a> SlotTable<'a> {
     }
 
     #[inline]
-    fn is_stale(&self, place: Place) -> bool {
+    fn is_stale(&self, place: SlotRef) -> bool {
         self.word(place.slot()) != place.word(SlotState::Full)
     }
 
     /// Takes the oldest valid places, up to `out.len()`, for writing out; returns how many. Give each to
     /// [`SlotTable::begin_write`], or back by [`SlotTable::enqueue`]. Until then their pages can be taken, but no other
     /// thread writes them out.
-    pub fn oldest(&self, out: &mut [Place]) -> usize {
+    pub fn oldest(&self, out: &mut [SlotRef]) -> usize {
         let mut n = 0;
         while n < out.len() {
             let taken = self.pop(&mut out[n..]);
@@ -677,12 +677,12 @@ impl<'a> SlotTable<'a> {
     }
 
     /// Takes places from the head, including stale ones.
-    fn pop(&self, out: &mut [Place]) -> usize {
+    fn pop(&self, out: &mut [SlotRef]) -> usize {
         let _g = self.lock();
         let head = self.control.head.load(Ordering::Relaxed);
         let n = (self.control.tail.load(Ordering::Relaxed) - head).min(out.len() as u64);
         for (i, place) in (head..head + n).zip(&mut *out) {
-            *place = self.place_at(i);
+            *place = self.ref_at(i);
         }
         self.control.head.store(head + n, Ordering::Relaxed);
         n as usize
@@ -691,7 +691,7 @@ impl<'a> SlotTable<'a> {
     /// Begins to write out the slot of a place; `None` if it was taken meanwhile. Needs no lock: the generation tells
     /// whether the place is still valid.
     #[inline]
-    pub fn begin_write(&self, place: Place) -> Option<Job> {
+    pub fn begin_write(&self, place: SlotRef) -> Option<Job> {
         let slot = place.slot();
         let (full, writing) = (place.word(SlotState::Full), place.word(SlotState::Writing));
         if !self.swap(slot, full, writing) {
@@ -742,14 +742,14 @@ impl<'a> SlotTable<'a> {
     /// Takes a slot whose page the caller has just moved out of Cached. The contents stay valid until
     /// [`SlotTable::finish`].
     #[inline]
-    pub fn take(&self, slot: u32) -> Taken {
+    pub fn take(&self, slot: u32) -> TakenSlot {
         loop {
             let s = self.state(slot);
             match s {
                 SlotState::Full => {
                     if self.step(slot, s, SlotState::Taken) {
                         let (entry, far_copy) = self.entry(slot);
-                        return Taken {
+                        return TakenSlot {
                             slot,
                             entry,
                             far_copy,
@@ -759,7 +759,7 @@ impl<'a> SlotTable<'a> {
                 }
                 SlotState::Writing => {
                     if self.step(slot, s, SlotState::Detached) {
-                        return Taken {
+                        return TakenSlot {
                             slot,
                             entry: SwapEntry::NONE,
                             far_copy: false,
@@ -774,14 +774,14 @@ impl<'a> SlotTable<'a> {
 
     /// Ends the use of a taken slot's contents.
     #[inline]
-    pub fn finish(&self, t: Taken) {
+    pub fn finish(&self, t: TakenSlot) {
         if !(t.detached && self.step(t.slot, SlotState::Detached, SlotState::TakerDone)) {
             self.free(t.slot);
         }
     }
 
     /// Puts a taken slot back: its page could not be brought in, and the caller is about to make its word Cached again.
-    pub fn untake(&self, t: Taken) {
+    pub fn undo_take(&self, t: TakenSlot) {
         let mut old = SlotState::Taken;
         if t.detached {
             // The writer is still reading: it never learns that the slot was taken.

@@ -1,4 +1,4 @@
-//! Proactive swap-in (FastSwap §V): which far pages come back before they are touched. [`when`] decides the time.
+//! Proactive swap-in (FastSwap §V): which far pages come back before they are touched. [`schedule`] decides the time.
 //!
 //! Pages that a larger memory would have kept come first: those evicted last, where a hot page counts as evicted later
 //! the hotter it is, because the clock would have spared it for that many sweeps. Pages of similar rank come in address
@@ -13,7 +13,7 @@ use crate::pager::scan::ScanCursor;
 use crate::pager::table::FarPages;
 use crate::pager::word::{State, Word, flag};
 
-pub mod when;
+pub mod schedule;
 
 /// The first round takes ranks (ages in epochs) below this: evicted since a quarter of local memory was replaced.
 pub const RANK_FIRST: u32 = 4;
@@ -52,7 +52,7 @@ pub fn rank(w: Word, now_epoch: u8) -> u32 {
 
 /// The hand. One thread owns it.
 #[derive(Debug)]
-pub struct Hand {
+pub struct SwapInScan {
     /// The next page.
     at: u32,
     /// This round takes ranks below this; no round goes beyond `reach`.
@@ -62,10 +62,10 @@ pub struct Hand {
     only_pool: bool,
 }
 
-impl Hand {
+impl SwapInScan {
     /// Creates a hand that has finished.
-    pub const fn new() -> Hand {
-        Hand {
+    pub const fn new() -> SwapInScan {
+        SwapInScan {
             at: 0,
             rank_end: 2 * RANK_ALL,
             reach: Reach::Recent,
@@ -75,7 +75,7 @@ impl Hand {
 
     /// Starts again with the lowest ranks.
     pub fn begin(&mut self, reach: Reach) {
-        *self = Hand {
+        *self = SwapInScan {
             at: 0,
             rank_end: RANK_FIRST,
             reach,
@@ -89,7 +89,7 @@ impl Hand {
     }
 
     /// Makes the hand skip pages beyond the pool from now on.
-    pub fn leave_out_deep(&mut self) {
+    pub fn skip_far_tier(&mut self) {
         self.only_pool = true;
     }
 
@@ -102,15 +102,15 @@ impl Hand {
         self.at = page.0;
     }
 
-    /// Writes pages to bring in to `out` and returns how many. Scans at most `look_max` words, and not past the end of
+    /// Writes pages to bring in to `out` and returns how many. Scans at most `scan_max` words, and not past the end of
     /// the round.
     pub fn next<E: Fn(usize) -> bool>(
         &mut self,
         far: &FarPages<'_, E>,
-        look_max: usize,
+        scan_max: usize,
         out: &mut [PageId],
     ) -> usize {
-        let mut scan = ScanCursor::range(self.at, far.end(), look_max);
+        let mut scan = ScanCursor::range(self.at, far.end(), scan_max);
         let n = far.collect(&mut scan, out, |w| self.wants(w, far.now_epoch));
         self.at = scan.at();
         if self.at >= far.end() {
@@ -123,14 +123,14 @@ impl Hand {
     fn wants(&self, w: Word, now_epoch: u8) -> bool {
         w.state() == State::Far
             && !w.has(flag::STUCK)
-            && !(self.only_pool && w.has(flag::DEEP))
+            && !(self.only_pool && w.has(flag::IN_FAR_TIER))
             && rank(w, now_epoch) < self.rank_end
     }
 }
 
-impl Default for Hand {
-    fn default() -> Hand {
-        Hand::new()
+impl Default for SwapInScan {
+    fn default() -> SwapInScan {
+        SwapInScan::new()
     }
 }
 
@@ -171,11 +171,16 @@ mod tests {
     }
 
     /// Runs the hand to its end; returns the pages in the order in which they came in.
-    fn bring_in(hand: &mut Hand, words: &[AtomicU64], look_max: usize, batch: usize) -> Vec<u32> {
+    fn bring_in(
+        hand: &mut SwapInScan,
+        words: &[AtomicU64],
+        scan_max: usize,
+        batch: usize,
+    ) -> Vec<u32> {
         let mut all = Vec::new();
         let mut out = vec![PageId(0); batch];
         while hand.goes_on() {
-            let n = hand.next(&table(words), look_max, &mut out);
+            let n = hand.next(&table(words), scan_max, &mut out);
             for page in &out[..n] {
                 let w = &words[page.index()];
                 let cur = word::load(w);
@@ -186,8 +191,8 @@ mod tests {
         all
     }
 
-    fn begun(reach: Reach) -> Hand {
-        let mut hand = Hand::new();
+    fn begun(reach: Reach) -> SwapInScan {
+        let mut hand = SwapInScan::new();
         hand.begin(reach);
         hand
     }
@@ -195,7 +200,7 @@ mod tests {
     #[test]
     fn nothing_before_it_begins() {
         let w = words(&[(3, far(0))]);
-        assert!(bring_in(&mut Hand::new(), &w, 10, 4).is_empty());
+        assert!(bring_in(&mut SwapInScan::new(), &w, 10, 4).is_empty());
     }
 
     #[test]
@@ -204,7 +209,7 @@ mod tests {
             (0, far(0).with_state(State::Resident)),
             (1, far(0).set(flag::STUCK)),
             (2, far(0).with_state(State::Cached)),
-            (3, far(0).set(flag::DEEP)),
+            (3, far(0).set(flag::IN_FAR_TIER)),
         ]);
         assert_eq!(bring_in(&mut begun(Reach::Recent), &w, 1000, 4), [3]);
     }
@@ -228,7 +233,7 @@ mod tests {
         // The very last page: the batch that contains it ends the round.
         let last = BLOCKS * BLOCK_PAGES - 1;
         for deep in [3, last] {
-            let w = words(&[(deep, far(0).set(flag::DEEP)), (last - 1, far(0))]);
+            let w = words(&[(deep, far(0).set(flag::IN_FAR_TIER)), (last - 1, far(0))]);
             let mut hand = begun(Reach::Recent);
             let mut out = [PageId(0); 8];
             assert_eq!(hand.next(&table(&w), 1 << 20, &mut out), 2);
@@ -237,7 +242,7 @@ mod tests {
             let again = hand.next(&table(&w), 1 << 20, &mut out);
             assert!(out[..again].contains(&PageId(deep as u32)));
             hand.back_to(PageId(deep as u32));
-            hand.leave_out_deep();
+            hand.skip_far_tier();
             let want = if deep == last {
                 vec![]
             } else {
@@ -275,7 +280,7 @@ mod tests {
         fn as_sorting_would(
             pages in proptest::collection::btree_map(
                 0..BLOCKS * BLOCK_PAGES, (any::<u8>(), 0..8u64, any::<bool>()), 0..200),
-            look_max in 1..3000usize,
+            scan_max in 1..3000usize,
             batch in 1..40usize,
             all in any::<bool>(),
         ) {
@@ -286,7 +291,7 @@ mod tests {
             let given: Vec<_> = pages.iter().map(|(page, of)| (*page, word(*of))).collect();
             let w = words(&given);
             let (reach, end) = if all { (Reach::All, 256) } else { (Reach::Recent, 64) };
-            let got = bring_in(&mut begun(reach), &w, look_max, batch);
+            let got = bring_in(&mut begun(reach), &w, scan_max, batch);
             let naive_rank = |(age, heat, stream): (u8, u64, bool)| match stream {
                 true => 255,
                 false => (0..heat.min(5)).fold(u32::from(age), |rank, _| rank / 2),

@@ -167,7 +167,7 @@ impl<E: Fn(usize) -> bool> FarPages<'_, E> {
     ) -> usize {
         let mut n = 0;
         while n < out.len()
-            && let Some(page) = scan.look()
+            && let Some(page) = scan.peek()
         {
             if scan.skip_block(&self.is_empty) {
                 continue;

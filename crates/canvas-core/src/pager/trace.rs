@@ -63,7 +63,7 @@ pub enum Kind {
     /// Fault on a far page.
     Demand = 2,
     /// Fault on a page in the swap cache that reclaim had unmapped.
-    SecondChance = 3,
+    VictimHit = 3,
     /// Touch of a sampled page that had been unmapped only to observe it.
     SampledTouch = 4,
     /// The page was prefetched (no touch).
@@ -82,7 +82,7 @@ impl Kind {
         [
             FirstTouch,
             Demand,
-            SecondChance,
+            VictimHit,
             SampledTouch,
             Prefetch,
             PrefetchHit,
@@ -97,7 +97,7 @@ impl Kind {
         use Kind::*;
         matches!(
             self,
-            FirstTouch | Demand | SecondChance | SampledTouch | PrefetchHit
+            FirstTouch | Demand | VictimHit | SampledTouch | PrefetchHit
         )
     }
 }

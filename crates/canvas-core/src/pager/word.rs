@@ -80,7 +80,7 @@ pub mod flag {
     /// Prefetched and not known to be used yet.
     pub const PREFETCHED: u64 = 1 << 8;
     /// Of a local page: used (faulted in, or a swap-cache hit) since the clock hand last passed. Of a far page: came
-    /// back to the pool with a neighbour since the spill hand last passed.
+    /// back to the pool with a neighbour since the demotion scan last passed.
     pub const REFERENCED: u64 = 1 << 9;
     /// The kernel refused to unmap it (unusual protection, pinned by a driver); cleared by mprotect.
     pub const STUCK: u64 = 1 << 10;
@@ -89,10 +89,10 @@ pub mod flag {
     /// The entry holds a far copy that was the page's content when it last became resident.
     pub const FAR_COPY: u64 = 1 << 12;
     /// Far, with its copy beyond the pool. This is a hint; the swap entry is authoritative.
-    pub const DEEP: u64 = 1 << 13;
-    /// Resident, and write-protected since it was filled: nothing has written to it. Shares its bit with [`DEEP`],
-    /// which is for far pages. While it is set no write goes unseen; while it is clear, and the page is in no busy
-    /// state, the kernel can write to the page.
+    pub const IN_FAR_TIER: u64 = 1 << 13;
+    /// Resident, and write-protected since it was filled: nothing has written to it. Shares its bit with
+    /// [`IN_FAR_TIER`], which is for far pages. While it is set no write goes unseen; while it is clear, and the page
+    /// is in no busy state, the kernel can write to the page.
     pub const PROTECTED: u64 = 1 << 13;
     /// Filled as part of a sequential stream: evicted first.
     pub const STREAM: u64 = 1 << 14;

@@ -20,7 +20,7 @@ const PART_START: u32 = 8;
 const PART_MAX: u32 = 12;
 
 /// The hand of the search. It moves under the book's lock.
-pub struct CompactionHand {
+pub struct CompactionScan {
     /// The next extent.
     at: AtomicU32,
     part: AtomicU32,
@@ -28,11 +28,11 @@ pub struct CompactionHand {
     found: AtomicU32,
 }
 
-impl CompactionHand {
+impl CompactionScan {
     /// Starts at the first extent.
     #[allow(clippy::new_without_default)]
-    pub const fn new() -> CompactionHand {
-        CompactionHand {
+    pub const fn new() -> CompactionScan {
+        CompactionScan {
             at: AtomicU32::new(0),
             part: AtomicU32::new(PART_START),
             found: AtomicU32::new(0),
@@ -57,7 +57,7 @@ impl CompactionHand {
 
 /// The result of a search.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Look {
+pub enum SearchOutcome {
     /// This extent is worth emptying. It is held once, for the caller.
     Found(u32),
     /// None so far: the next search continues from here.
@@ -68,19 +68,27 @@ pub enum Look {
 
 impl ExtentBook<'_> {
     /// The next extent worth emptying: durable, mostly empty, and reusable only by this process when it is empty.
-    /// Visits about `look_max` extents.
-    pub fn sparse(&self, hand: &CompactionHand, look_max: u32, slabs: &impl Slabs) -> Look {
+    /// Visits about `scan_max` extents.
+    pub fn sparse(
+        &self,
+        hand: &CompactionScan,
+        scan_max: u32,
+        slabs: &impl Slabs,
+    ) -> SearchOutcome {
         let _held = self.state.taking.lock(self.yield_now);
         let n = self.slab_extents;
         let end = slabs.high() * n;
         if end == 0 {
-            return Look::None;
+            return SearchOutcome::None;
         }
         let at = hand.at.load(Ordering::Relaxed);
-        let (mut scan, mut look) = (ScanCursor::new(at, end, look_max as usize), Look::NotYet);
-        while let Some(at) = scan.look() {
+        let (mut scan, mut outcome) = (
+            ScanCursor::new(at, end, scan_max as usize),
+            SearchOutcome::NotYet,
+        );
+        while let Some(at) = scan.peek() {
             if scan.wrapped() && !hand.round_ended() {
-                look = Look::None;
+                outcome = SearchOutcome::None;
                 break;
             }
             let left = n - at % n;
@@ -96,12 +104,12 @@ impl ExtentBook<'_> {
             scan.pass(found.map_or(until, |e| e + 1) - at);
             if let Some(e) = found {
                 hand.found.fetch_add(1, Ordering::Relaxed);
-                look = Look::Found(e);
+                outcome = SearchOutcome::Found(e);
                 break;
             }
         }
         hand.at.store(scan.at(), Ordering::Relaxed);
-        look
+        outcome
     }
 
     /// Gives up all slabs without extents in use: including the one from which extents are taken, and slabs that a
@@ -149,10 +157,10 @@ impl ExtentBook<'_> {
 
     /// Extents that the pages of a slab would fill, estimated from some of its extents.
     fn extents_needed(&self, slab: u32) -> u32 {
-        const LOOK_AT: u32 = 128;
+        const SAMPLED: u32 = 128;
         let (first, n) = (slab * self.slab_extents, self.slab_extents);
         let (mut live, mut written) = (0, 0);
-        for extent in (first..first + n).step_by(n.div_ceil(LOOK_AT) as usize) {
+        for extent in (first..first + n).step_by(n.div_ceil(SAMPLED) as usize) {
             let kept = u32::from(self.arrays.live[extent as usize].load(Ordering::Relaxed));
             if kept > 0 {
                 live += kept;

@@ -11,7 +11,7 @@
 //! │ free: next of its chain (32) · empty: 0               │ tag │
 //! │ same-filled: 60 bits of the pattern                   │     │
 //! │ stored: slot (40) | payload bytes << 40 (13) | home << 53 │  │
-//! │ deep: extent (32) | offset / 16 << 32 (11) | payload << 43 (13) │
+//! │ far:  extent (32) | offset / 16 << 32 (11) | payload << 43 (13) │
 //! │ lost: 1, with the tag of a word that was never touched │
 //! └───────────────────────────────────────────────────────┴─────┘
 //! head of a chain: next chain << 33 (31) | next of its own >> 2 << 4 (29) | 8 | its low bits (2)
@@ -24,7 +24,7 @@
 
 use canvas_types::magazine::Magazines;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, RawGuard, RawSpin, Threads};
-use canvas_types::{DeepPlace, SwapEntry};
+use canvas_types::{ExtentRef, SwapEntry};
 
 use crate::swap::slots::SlotId;
 
@@ -42,7 +42,7 @@ const TAG_SAME_HIGH: u64 = 4;
 /// The pattern is the field's 32 bits, twice: repeated bytes, halfwords and words.
 const TAG_SAME_TWICE: u64 = 5;
 const TAG_STORED: u64 = 6;
-const TAG_DEEP: u64 = 7;
+const TAG_FAR_TIER: u64 = 7;
 /// The copy is damaged: a combination of tag and field that no other word has.
 const WORD_LOST: u64 = 1 << TAG_BITS;
 
@@ -74,7 +74,7 @@ const HOME_BIT: u64 = 1 << 53;
 const UNIT: u32 = 16;
 const OFFSET_SHIFT: u32 = 32;
 const OFFSET_MASK: u64 = (1 << 11) - 1;
-const DEEP_LEN_SHIFT: u32 = 43;
+const FAR_LEN_SHIFT: u32 = 43;
 const _: () =
     assert!(crate::swap::extent::EXTENT_BYTES / UNIT as usize - 1 == OFFSET_MASK as usize);
 
@@ -97,7 +97,7 @@ pub enum Record {
         home: bool,
     },
     /// The far copy is in far memory, in an extent.
-    Deep(DeepPlace),
+    InFarTier(ExtentRef),
     /// There was a far copy, and it is damaged.
     Lost,
 }
@@ -127,15 +127,15 @@ impl Record {
                 let field = slot.0 | ((len as u64) << SLOT_BITS) | home;
                 Some((field << TAG_BITS) | TAG_STORED)
             }
-            Record::Deep(p) => {
+            Record::InFarTier(p) => {
                 debug_assert!(p.offset.is_multiple_of(UNIT));
                 debug_assert!(
                     u64::from(p.offset / UNIT) <= OFFSET_MASK && p.len as u64 <= LEN_MASK
                 );
                 let field = u64::from(p.extent)
                     | (u64::from(p.offset / UNIT) << OFFSET_SHIFT)
-                    | ((p.len as u64) << DEEP_LEN_SHIFT);
-                Some((field << TAG_BITS) | TAG_DEEP)
+                    | ((p.len as u64) << FAR_LEN_SHIFT);
+                Some((field << TAG_BITS) | TAG_FAR_TIER)
             }
         }
     }
@@ -158,10 +158,10 @@ impl Record {
                 len: (field >> SLOT_BITS & LEN_MASK) as u16,
                 home: field & HOME_BIT != 0,
             },
-            TAG_DEEP => Record::Deep(DeepPlace {
+            TAG_FAR_TIER => Record::InFarTier(ExtentRef {
                 extent: field as u32,
                 offset: (field >> OFFSET_SHIFT & OFFSET_MASK) as u32 * UNIT,
-                len: (field >> DEEP_LEN_SHIFT & LEN_MASK) as u16,
+                len: (field >> FAR_LEN_SHIFT & LEN_MASK) as u16,
             }),
             _ if word == WORD_LOST => Record::Lost,
             _ => Record::Free,
@@ -169,15 +169,15 @@ impl Record {
     }
     /// Encodes a place in far memory, to be stored with a slot.
     #[inline]
-    pub fn home_bytes(place: DeepPlace) -> [u8; HOME_BYTES] {
-        let word = Record::Deep(place).encode().unwrap_or_default();
+    pub fn home_bytes(place: ExtentRef) -> [u8; HOME_BYTES] {
+        let word = Record::InFarTier(place).encode().unwrap_or_default();
         word.to_le_bytes()
     }
     /// Decodes such bytes.
     #[inline]
-    pub fn home_of(bytes: [u8; HOME_BYTES]) -> Option<DeepPlace> {
+    pub fn home_of(bytes: [u8; HOME_BYTES]) -> Option<ExtentRef> {
         match Record::decode(u64::from_le_bytes(bytes)) {
-            Record::Deep(place) => Some(place),
+            Record::InFarTier(place) => Some(place),
             _ => None,
         }
     }

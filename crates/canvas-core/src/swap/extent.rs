@@ -16,7 +16,7 @@
 //! records individually, so that one page can be read, and verified, without the rest. Readers must validate a
 //! directory: anybody may have written it.
 
-use canvas_types::{DeepPlace, SwapEntry};
+use canvas_types::{ExtentRef, SwapEntry};
 
 use crate::swap::classes::HEADER_BYTES;
 
@@ -60,8 +60,8 @@ impl Line {
         self.offset as usize..self.offset as usize + record_bytes(self.len as usize)
     }
     /// The record's place, as an entry names it.
-    pub fn place(&self, extent: u32) -> DeepPlace {
-        DeepPlace {
+    pub fn place(&self, extent: u32) -> ExtentRef {
+        ExtentRef {
             extent,
             offset: self.offset,
             len: self.len,
@@ -70,7 +70,7 @@ impl Line {
 }
 
 /// Whether a record can be at this place.
-pub fn is_place(place: DeepPlace) -> bool {
+pub fn is_valid_ref(place: ExtentRef) -> bool {
     let end = place.offset as usize + record_bytes(place.len.into());
     usize::from(place.len) <= canvas_types::PAGE_SIZE && end <= EXTENT_BYTES
 }

@@ -102,7 +102,7 @@ pub(crate) struct Search {
     /// Where the search in it continues.
     next: AtomicU32,
     /// Where the search for a slab with room continues.
-    look: AtomicU32,
+    slab: AtomicU32,
 }
 
 impl Search {
@@ -110,7 +110,7 @@ impl Search {
         Search {
             current: AtomicU32::new(0),
             next: AtomicU32::new(0),
-            look: AtomicU32::new(0),
+            slab: AtomicU32::new(0),
         }
     }
 }
@@ -130,7 +130,7 @@ impl BookState {
 /// Most other processes of a slab that one check distinguishes; more of them count as one.
 const OTHERS_MAX: usize = 32;
 /// Slabs with room that one search visits.
-const LOOK_MAX: usize = 16;
+const SLABS_TRIED_MAX: usize = 16;
 
 /// Which other processes may know extents of a slab.
 pub(crate) struct Others {
@@ -307,14 +307,14 @@ impl ExtentBook<'_> {
         let a = &self.arrays;
         let search = &self.state.search;
         let high = slabs.high();
-        let from = search.look.load(Ordering::Relaxed).min(high);
+        let from = search.slab.load(Ordering::Relaxed).min(high);
         let with_room = (from..high).chain(0..from).filter(|slab| {
             a.roles[*slab as usize].load(Ordering::Relaxed) != role::NONE
                 && self.emptied() != Some(*slab)
                 && self.extents_kept(*slab) + free_min.max(1) <= self.slab_extents
         });
-        for slab in with_room.take(LOOK_MAX) {
-            search.look.store(slab + 1, Ordering::Relaxed);
+        for slab in with_room.take(SLABS_TRIED_MAX) {
+            search.slab.store(slab + 1, Ordering::Relaxed);
             if let Some(e) = self.find_in(search, slab, 0, slabs) {
                 return Some(e);
             }

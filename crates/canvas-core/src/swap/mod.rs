@@ -38,7 +38,7 @@ pub use canvas_types::LzScratch;
 pub use codec::{Chosen, Lz};
 pub use entry::{EntryTable, Record};
 pub use pool::{
-    EntryFrom, Kind, LoadError, LocalPool, Outcome, PoolArrays, PoolForkGuard, PoolStats, Scratch,
-    SlotMem, Spared, StoreError,
+    EntryFrom, FreedCopy, Kind, LoadError, LocalPool, Outcome, PoolArrays, PoolForkGuard,
+    PoolStats, Scratch, SlotMem, StoreError,
 };
 pub use slots::{PoolBudget, SlabRelease, SlotId, SlotPool};

@@ -21,6 +21,6 @@ pub use nodes::{NODE_PAGE_BYTES, NodeSlabs};
 pub use recover::Adopted;
 pub use store::PoolForkGuard;
 pub use types::{
-    EntryFrom, Kind, LoadError, Outcome, PoolArrays, PoolStats, Sank, Scratch, SlotMem, Spared,
-    StoreError,
+    EntryFrom, FreedCopy, Kind, LoadError, NodeDemotion, Outcome, PoolArrays, PoolStats, Scratch,
+    SlotMem, StoreError,
 };

@@ -17,7 +17,7 @@
 
 use core::ops::Range;
 
-use canvas_types::DeepPlace;
+use canvas_types::ExtentRef;
 use canvas_types::sync::{AtomicI64, AtomicU32, AtomicU64, Ordering, RawGuard, RawSpin, backoff};
 
 use crate::swap::classes::{
@@ -112,7 +112,7 @@ pub trait PoolBudget {
         true
     }
     /// A copy in far memory is no longer needed. Not called under a lock.
-    fn deep_gone(&self, place: DeepPlace) {
+    fn drop_extent_ref(&self, place: ExtentRef) {
         let _ = place;
     }
     /// As [`PoolBudget::charge`], for a slab on a node, by the node's index among the pool's nodes.
@@ -145,8 +145,8 @@ impl<T: PoolBudget + ?Sized> PoolBudget for &T {
     fn open_slab(&self, slab: u32) -> bool {
         (**self).open_slab(slab)
     }
-    fn deep_gone(&self, place: DeepPlace) {
-        (**self).deep_gone(place)
+    fn drop_extent_ref(&self, place: ExtentRef) {
+        (**self).drop_extent_ref(place)
     }
     fn charge_node(&self, node: usize, bytes: i64) -> bool {
         (**self).charge_node(node, bytes)
@@ -364,7 +364,7 @@ impl<'a> SlotPool<'a> {
         class < CLASSES && slab < self.slabs && index < slots_per_slab(class)
     }
 
-    /// Claims a slot that an entry names, before [`SlotPool::settle`] and with no other call under way.
+    /// Claims a slot that an entry names, before [`SlotPool::rebuild`] and with no other call under way.
     pub(crate) fn claim_slot(&self, slot: SlotId) -> Claimed {
         if !self.has(slot) {
             return Claimed::Never;
@@ -400,7 +400,7 @@ impl<'a> SlotPool<'a> {
 
     /// Rebuilds lists and sums from the claimed slots, and charges their slabs. All other slabs become free and their
     /// memory is released.
-    pub(crate) fn settle(&self, budget: &impl PoolBudget, memory: &impl SlabRelease) {
+    pub(crate) fn rebuild(&self, budget: &impl PoolBudget, memory: &impl SlabRelease) {
         let mut high = 0;
         for slab in 0..self.slabs {
             if self.used(slab) > 0 {

@@ -3,7 +3,7 @@
 //! can be rebuilt from the entries of all pages.
 
 use canvas_types::sync::{AtomicU32, Ordering};
-use canvas_types::{DeepPlace, PAGE_SIZE};
+use canvas_types::{ExtentRef, PAGE_SIZE};
 
 use crate::swap::classes::HEADER_BYTES;
 
@@ -21,21 +21,21 @@ const LENGTH_BITS: u32 = 13;
 
 /// Where a record is: its first unit, and the bytes of its payload (1 to a page).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct StoreRef {
     /// Number of its first unit in the store.
     pub unit: u32,
     /// Bytes after the header.
     pub bytes: usize,
 }
 
-impl Place {
+impl StoreRef {
     /// Encodes it as a number below 2^44, and not 0.
     pub fn number(self) -> u64 {
         u64::from(self.unit) << LENGTH_BITS | self.bytes as u64
     }
-    /// Decodes [`Place::number`].
-    pub fn of(number: u64) -> Place {
-        Place {
+    /// Decodes [`StoreRef::number`].
+    pub fn of(number: u64) -> StoreRef {
+        StoreRef {
             unit: (number >> LENGTH_BITS) as u32,
             bytes: (number & ((1 << LENGTH_BITS) - 1)) as usize,
         }
@@ -54,13 +54,13 @@ impl Place {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FarCopy {
     /// In the store.
-    Stored(Place),
+    Stored(StoreRef),
     /// In far memory, in a record of an extent.
-    Beyond(DeepPlace),
+    InExtent(ExtentRef),
 }
 
 /// The bit of [`FarCopy::number`] that marks a copy in far memory.
-const BEYOND: u64 = 1 << 49;
+const IN_EXTENT: u64 = 1 << 49;
 /// Bits of a record's offset in its extent, in units of 16 bytes, and of its payload's length minus one.
 const SIXTEENS_BITS: u32 = 11;
 const LESS_ONE_BITS: u32 = 12;
@@ -70,20 +70,20 @@ impl FarCopy {
     pub fn number(self) -> u64 {
         match self {
             FarCopy::Stored(place) => place.number(),
-            FarCopy::Beyond(place) => {
+            FarCopy::InExtent(place) => {
                 let at = u64::from(place.extent) << SIXTEENS_BITS | u64::from(place.offset / 16);
                 let less_one = u64::from(place.len).saturating_sub(1);
-                BEYOND | at << LESS_ONE_BITS | less_one
+                IN_EXTENT | at << LESS_ONE_BITS | less_one
             }
         }
     }
     /// Decodes [`FarCopy::number`].
     pub fn of(number: u64) -> FarCopy {
-        if number & BEYOND == 0 {
-            return FarCopy::Stored(Place::of(number));
+        if number & IN_EXTENT == 0 {
+            return FarCopy::Stored(StoreRef::of(number));
         }
         let bits = |from: u32, n: u32| (number >> from) as u32 & ((1 << n) - 1);
-        FarCopy::Beyond(DeepPlace {
+        FarCopy::InExtent(ExtentRef {
             extent: bits(LESS_ONE_BITS + SIXTEENS_BITS, 26),
             offset: bits(LESS_ONE_BITS, SIXTEENS_BITS) * 16,
             len: bits(0, LESS_ONE_BITS) as u16 + 1,

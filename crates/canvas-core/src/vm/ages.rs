@@ -43,26 +43,26 @@ fn now_ms(vm: &impl Kernel) -> u64 {
 }
 
 /// Updates the ages from what came in and was freed; `resident` pages are resident now.
-pub fn look(vm: &(impl Kernel + Process), resident: i64) {
-    gave(vm, 0, resident);
+pub fn update(vm: &(impl Kernel + Process), resident: i64) {
+    record_evicted(vm, 0, resident);
 }
 
-/// As [`look`], when pages come in because the running program touches them.
-pub fn look_at_growth(vm: &(impl Kernel + Process), resident: i64) {
-    look(vm, resident);
+/// As [`update`], when pages come in because the running program touches them.
+pub fn update_growth(vm: &(impl Kernel + Process), resident: i64) {
+    update(vm, resident);
     ran(vm);
 }
 
 /// Records that a batch of `n` pages left; `resident` pages are resident now.
-pub fn gave(vm: &(impl Kernel + Process), n: i64, resident: i64) {
+pub fn record_evicted(vm: &(impl Kernel + Process), n: i64, resident: i64) {
     let at = mine(vm);
     let writer = &vm.state().ages_writer;
     let Some(_writer) = (0..32).find_map(|_| writer.try_lock()) else {
         return;
     };
     let mut ages = read(at);
-    ages.look(resident + n, now_ms(vm));
-    ages.gave(n);
+    ages.update(resident + n, now_ms(vm));
+    ages.record_evicted(n);
     write(at, &ages);
 }
 

@@ -6,7 +6,7 @@ use super::spans::Range;
 use super::state::BLOCK_LOCKS;
 use crate::far::fetch::Stored;
 use crate::pager::clock::VictimBatch;
-use crate::pager::slot::Place;
+use crate::pager::slot::SlotRef;
 use crate::swap::Scratch;
 
 /// Pages that a fill decodes before it maps them.
@@ -34,7 +34,7 @@ pub struct Batch {
     /// Scratch memory of the pool.
     pub scratch: Scratch,
     /// Swap cache slots for the batch.
-    pub(super) slots: [Place; BATCH_PAGES],
+    pub(super) slots: [SlotRef; BATCH_PAGES],
     /// Pages of the batch that go through the swap cache, in the order of `slots`.
     pub(super) pages: [PageId; BATCH_PAGES],
     /// Pages of the batch whose far copies are up to date.

@@ -8,12 +8,14 @@ use canvas_shm::Counter;
 use canvas_shm::segment::{STRIPES, refault_bucket};
 use canvas_shm::slow::Cause;
 use canvas_types::sync::{Ordering, backoff};
-use canvas_types::{DeepPlace, PageId, SwapEntry};
+use canvas_types::{ExtentRef, PageId, SwapEntry};
 
 use super::context::Fill;
 use super::fill;
 use super::ledger::{self, Charge, count};
-use super::map::{comes_protected, copy_in, filled, keep_or_release, on_fill, poison, publish_run};
+use super::map::{
+    copy_in, filled, keep_or_release, on_fill, poison, publish_run, starts_protected,
+};
 use super::protect::chunk;
 use super::{FaultSite, Held, Report, Source, Stop, Vm, reclaim};
 use crate::far::fetch::Lost;
@@ -301,7 +303,7 @@ fn cache_hit(vm: &impl Vm, page: PageId, cur: Word) -> Option<Resolved> {
         (true, ..) => Plan::NONE,
         (_, true, _) => plan(vm, page, FaultKind::Demand),
         (.., true) => plan(vm, page, FaultKind::PrefetchHit),
-        _ => plan(vm, page, FaultKind::SecondChance),
+        _ => plan(vm, page, FaultKind::VictimHit),
     };
     let held = chunk(vm, page);
     let copied = copy_in(vm, Held::new(page, 1), Source::Slot(slot), false);
@@ -309,14 +311,14 @@ fn cache_hit(vm: &impl Vm, page: PageId, cur: Word) -> Option<Resolved> {
         // Only possible if the program unmapped the page during its own access.
         drop(held);
         ledger::uncharge(vm, 1);
-        slots.untake(taken);
+        slots.undo_take(taken);
         word::publish(w, cur);
         return Some(why_not(copied.stopped));
     }
     let kind = match (prefetched || proactive, plan.stream) {
         (true, true) => FillKind::Stream,
         (true, false) => FillKind::Demand,
-        (false, _) => FillKind::SecondChance,
+        (false, _) => FillKind::VictimHit,
     };
     let new = match traced {
         true => cur
@@ -341,7 +343,7 @@ fn cache_hit(vm: &impl Vm, page: PageId, cur: Word) -> Option<Resolved> {
         count(
             vm,
             Counter::ProactiveUsed,
-            crate::pager::swapin::when::SAMPLE_EVERY,
+            crate::pager::swapin::schedule::SAMPLE_EVERY,
         );
     } else if !traced {
         count(vm, Counter::CacheHitVictim, 1);
@@ -363,11 +365,11 @@ fn note_refault(vm: &impl Vm, cur: Word) {
 /// What loading a far page came to.
 enum Loaded {
     /// The page is in the staging page; it was beyond the pool at this place.
-    Yes(Option<DeepPlace>),
+    Yes(Option<ExtentRef>),
     /// The page stays far, for this reason.
     No(Resolved),
     /// The page is on its way from this place.
-    OnItsWay(DeepPlace),
+    InFlight(ExtentRef),
     /// Its copy is damaged.
     Damaged(LoadError),
 }
@@ -376,18 +378,18 @@ enum Loaded {
 fn load(vm: &impl Vm, page: PageId, entry: SwapEntry, to: &mut Fill) -> Loaded {
     let place = match vm.load(entry, &mut to.staging[0], &mut to.scratch) {
         Ok(()) => return Loaded::Yes(None),
-        Err(LoadError::Deep(place)) => place,
+        Err(LoadError::InFarTier(place)) => place,
         Err(why) => return Loaded::Damaged(why),
     };
-    if vm.is_on_its_way(page, place) {
-        return Loaded::OnItsWay(place);
+    if vm.is_in_flight(page, place) {
+        return Loaded::InFlight(place);
     }
     let read = vm.during(Cause::FarRead, || {
-        vm.load_beyond(entry, place, &mut to.staging[0], &mut to.stored)
+        vm.load_far_tier(entry, place, &mut to.staging[0], &mut to.stored)
     });
     match read {
         Ok(()) => Loaded::Yes(Some(place)),
-        Err(Lost::Damaged) => Loaded::Damaged(LoadError::Deep(place)),
+        Err(Lost::Damaged) => Loaded::Damaged(LoadError::InFarTier(place)),
         // The copy may become reachable again, or is lost for good.
         Err(Lost::Unreachable) => Loaded::No(Resolved::Unreachable),
         Err(Lost::Gone) => Loaded::No(Resolved::Lost),
@@ -417,10 +419,10 @@ fn demand(vm: &impl Vm, at: FaultSite, cur: Word, write: bool) -> Option<Resolve
             stays();
             return Some(why);
         }
-        Loaded::OnItsWay(place) => {
+        Loaded::InFlight(place) => {
             // When the page arrives in the pool, alone or with its extent, or fails to, the fault is retried.
             stays();
-            vm.during(Cause::FarArrival, || vm.arrives(page, place));
+            vm.during(Cause::FarArrival, || vm.wait_for_arrival(page, place));
             return None;
         }
         Loaded::Damaged(why) => {
@@ -436,16 +438,16 @@ fn demand(vm: &impl Vm, at: FaultSite, cur: Word, write: bool) -> Option<Resolve
     match beyond {
         Some(place) if plan.stream => vm.fetch(place.extent),
         Some(place) => {
-            vm.comes_beside(place.extent);
+            vm.fetch_neighbours(place.extent);
             // Pages that a stream has passed are not needed again soon, so only other pages are kept.
             vm.keep(cur.entry(), place, &context.stored);
         }
-        None if cur.has(flag::REFERENCED) && !plan.stream => vm.used_beside(),
+        None if cur.has(flag::REFERENCED) && !plan.stream => vm.neighbour_used(),
         None => {}
     }
-    vm.comes_in(at, plan.count != 0);
+    vm.before_swap_in(at, plan.count != 0);
     let held = chunk(vm, page);
-    let protected = !write && comes_protected(vm, page, cur);
+    let protected = !write && starts_protected(vm, page, cur);
     let staged = Source::Staged(&context.staging[..1]);
     let copied = copy_in(vm, Held::new(page, 1), staged, protected);
     if copied.pages == 0 {
@@ -468,8 +470,8 @@ fn demand(vm: &impl Vm, at: FaultSite, cur: Word, write: bool) -> Option<Resolve
         count(vm, Counter::PagesInStream, 1);
     }
     note_refault(vm, cur);
-    vm.came_in(at, &context.staging[0]);
-    vm.prefetcher().came_in(at, &context.staging[0]);
+    vm.swapped_in(at, &context.staging[0]);
+    vm.prefetcher().swapped_in(at, &context.staging[0]);
     fill::prefetch_with(vm, &plan, context);
     Some(Resolved::Present)
 }

@@ -3,11 +3,11 @@
 
 use canvas_shm::Counter;
 use canvas_types::sync::Ordering;
-use canvas_types::{DeepPlace, PageBuf, PageId};
+use canvas_types::{ExtentRef, PageBuf, PageId};
 
 use super::context::{Fill, STAGING_PAGES};
 use super::ledger::{self, count};
-use super::map::{comes_protected, copy_in, filled, poison, publish_run};
+use super::map::{copy_in, filled, poison, publish_run, starts_protected};
 use super::protect::chunk;
 use super::{Held, Source, Vm, reclaim};
 use crate::pager::clock::FillKind;
@@ -68,7 +68,7 @@ fn bring_in_planned(vm: &impl Vm, plan: &Plan, context: &mut Fill) {
             continue;
         };
         done.issued += 1;
-        vm.came_ahead(page);
+        vm.prefetched(page);
         let leave = unmapped.contains(i);
         // For a trace, the touch of a sampled page must fault, but without informing the prefetcher.
         let mark = if leave {
@@ -112,7 +112,7 @@ fn bring_in_planned(vm: &impl Vm, plan: &Plan, context: &mut Fill) {
 
 /// How pages beyond the pool are read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Beyond {
+pub enum FarRead {
     /// Each page alone.
     Alone,
     /// With all pages of its extent.
@@ -138,7 +138,7 @@ pub struct SwappedIn {
 pub fn swap_in(
     vm: &impl Vm,
     pages: &[PageId],
-    beyond: Beyond,
+    beyond: FarRead,
     goes_on: impl Fn() -> bool,
     sample: impl Fn(u32) -> bool,
 ) -> SwappedIn {
@@ -148,7 +148,7 @@ pub fn swap_in(
     let kind = FillKind::Prefetch;
     let mut run = Pending {
         charged: true,
-        alone: beyond == Beyond::Alone,
+        alone: beyond == FarRead::Alone,
         ..Pending::default()
     };
     let (mut done, mut decoded) = (SwappedIn::default(), 0);
@@ -160,7 +160,7 @@ pub fn swap_in(
         }
         let Some(cur) = run.decode(vm, *page, context, kind) else {
             let now = word::load(vm.word(*page));
-            if now.state() == State::Far && now.has(flag::DEEP) {
+            if now.state() == State::Far && now.has(flag::IN_FAR_TIER) {
                 done.beyond.get_or_insert(*page);
             }
             continue;
@@ -182,17 +182,17 @@ pub fn swap_in(
 
 /// Requests a page that lies beyond the pool, so that it is in the pool later. Calls `request` with the page's place
 /// while the page is claimed and returns its result; false if the page is not beyond the pool.
-pub fn request(vm: &impl Vm, page: PageId, request: impl FnOnce(DeepPlace) -> bool) -> bool {
+pub fn request(vm: &impl Vm, page: PageId, request: impl FnOnce(ExtentRef) -> bool) -> bool {
     let w = vm.word(page);
     let cur = word::load(w);
     if cur.state() != State::Far
-        || !cur.has(flag::DEEP)
+        || !cur.has(flag::IN_FAR_TIER)
         || cur.has(flag::STUCK)
         || !word::transition(w, cur, cur.with_state(State::Filling))
     {
         return false;
     }
-    let requested = vm.deep_place(cur.entry()).is_some_and(request);
+    let requested = vm.extent_ref(cur.entry()).is_some_and(request);
     word::publish(w, cur);
     requested
 }
@@ -257,7 +257,7 @@ impl Pending {
                 vm.used(cur.entry());
                 Some(cur)
             }
-            Err(LoadError::Deep(place)) => {
+            Err(LoadError::InFarTier(place)) => {
                 // Nothing waits here: the page comes into the pool, and later faults take it from there.
                 match self.alone {
                     true => {
@@ -294,7 +294,9 @@ impl Pending {
         }
         let held = chunk(vm, self.first);
         let old = &self.old;
-        let protected = old[..n].iter().all(|w| comes_protected(vm, self.first, *w));
+        let protected = old[..n]
+            .iter()
+            .all(|w| starts_protected(vm, self.first, *w));
         let staged = Source::Staged(&context.staging[..n]);
         let present = copy_in(vm, Held::new(self.first, n), staged, protected).pages;
         publish_run(vm, self.first, present, |i| {
@@ -322,7 +324,7 @@ impl Pending {
 /// Puts a prefetched page into the swap cache, unmapped, so that its use will be seen.
 fn leave_in_cache(vm: &impl Vm, page: PageId, cur: Word, data: &PageBuf, mark: u64) -> bool {
     let slots = vm.cache();
-    let mut place = [slot::Place::default()];
+    let mut place = [slot::SlotRef::default()];
     let (got, fresh) = slots.alloc(&mut place);
     if got == 0 {
         return false;
@@ -336,7 +338,7 @@ fn leave_in_cache(vm: &impl Vm, page: PageId, cur: Word, data: &PageBuf, mark: u
     let new = cur
         .with_state(State::Cached)
         .with_entry(slot::in_word(place[0].slot()))
-        .clear(flag::DEEP | flag::PROACTIVE)
+        .clear(flag::IN_FAR_TIER | flag::PROACTIVE)
         .set(mark);
     word::publish(vm.word(page), new);
     slots.enqueue(&place);

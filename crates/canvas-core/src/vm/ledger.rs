@@ -62,8 +62,8 @@ pub fn gaps(vm: &impl Process, limit: i64) -> (i64, i64) {
 }
 
 /// Lets the reclaim thread check whether it works far enough ahead of demand.
-pub fn look_at_headroom(vm: &impl Process, now_ns: u64) {
-    vm.state().headroom.look(now_ns);
+pub fn update_headroom(vm: &impl Process, now_ns: u64) {
+    vm.state().headroom.update(now_ns);
 }
 
 /// Whether a page that comes in may keep its entry and far copy: not if far memory is so nearly full that the copies of
@@ -145,25 +145,25 @@ const ASKED_FROM_PAGES: i64 = 512;
 
 #[cold]
 fn note_growth(vm: &(impl Kernel + Process), resident: i64) {
-    ages::look_at_growth(vm, resident);
+    ages::update_growth(vm, resident);
     if resident >= ASKED_FROM_PAGES && asked(vm.segment()).is_some() {
         vm.start_reclaimer();
     }
 }
 
 /// Records that a batch of `n` pages was evicted.
-pub fn note_gave(vm: &(impl Kernel + Process), n: i64) {
+pub fn record_evicted(vm: &(impl Kernel + Process), n: i64) {
     note_resident(vm, -n);
-    ages::gave(vm, n, vm.state().resident_pages.load(Ordering::Relaxed));
+    ages::record_evicted(vm, n, vm.state().resident_pages.load(Ordering::Relaxed));
 }
 
 /// Records how much memory this process wants to keep, and divides the tenant's room among its processes. Any thread
-/// may call this; each of the two steps runs at most once per [`floor::LOOK_NS`].
+/// may call this; each of the two steps runs at most once per [`floor::PERIOD_NS`].
 pub fn divide_room(vm: &impl Process, now: u64) {
     let (seg, me, state) = (vm.segment(), vm.slot(), vm.state());
     let Some(asked) = asked(seg) else { return };
     let judged = state.judged_ns.load(Ordering::Relaxed);
-    if once_in(&state.judged_ns, floor::LOOK_NS, now) {
+    if once_in(&state.judged_ns, floor::PERIOD_NS, now) {
         let came_back = me.came_back.load(Ordering::Relaxed);
         // The counter of a new process slot starts from 0 again.
         let since = came_back.saturating_sub(state.returned.swap(came_back, Ordering::Relaxed));
@@ -175,7 +175,7 @@ pub fn divide_room(vm: &impl Process, now: u64) {
         me.demand_pages.store(next.pages, Ordering::Relaxed);
         state.quiet_ns.store(next.quiet_ns, Ordering::Relaxed);
     }
-    if !once_in(&seg.divided_ns, floor::LOOK_NS, now) {
+    if !once_in(&seg.divided_ns, floor::PERIOD_NS, now) {
         return;
     }
     let native_pages = seg.native_pages.load(Ordering::Relaxed);
@@ -273,7 +273,7 @@ pub(super) fn ask_oldest(vm: &(impl Kernel + Process), over: i64, any: bool) -> 
     let Some((p, pages)) = by_age.or_else(|| any.then(by_size).flatten()) else {
         return false;
     };
-    if vm.release_gone(p) {
+    if vm.release_dead(p) {
         return true;
     }
     let pages = over.clamp(1, 1024).min(pages) as u32;

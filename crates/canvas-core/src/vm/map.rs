@@ -86,7 +86,7 @@ pub(super) fn poison(vm: &impl Vm, page: PageId, cur: Word, why: LoadError) {
 
 /// Whether a far page that is faulted in by a read is mapped write-protected. The caller holds its chunk's lock shared.
 #[inline]
-pub(super) fn comes_protected(vm: &impl Vm, page: PageId, cur: Word) -> bool {
+pub(super) fn starts_protected(vm: &impl Vm, page: PageId, cur: Word) -> bool {
     cur.entry().is_some()
         // A system call may still write to a page that was discarded during the call.
         && cur.pins() == 0
@@ -103,7 +103,7 @@ pub(super) fn filled(vm: &impl Vm, cur: Word, kind: FillKind, protected: bool) -
     if matches!(kind, FillKind::Stream | FillKind::StreamPrefetch) {
         vm.demote_home(cur.entry());
     }
-    let new = keep_or_release(vm, on_fill(vm, cur.clear(flag::DEEP), kind), true);
+    let new = keep_or_release(vm, on_fill(vm, cur.clear(flag::IN_FAR_TIER), kind), true);
     match protected {
         true => new.set(flag::PROTECTED),
         false => new,

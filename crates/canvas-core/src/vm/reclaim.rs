@@ -2,8 +2,8 @@
 //!
 //! Background reclaim works ahead of need, in the reclaim thread. When recently evicted pages were mostly clean, a
 //! thread that charges memory past the background mark frees a batch itself (*in line*): a clean page needs no
-//! protection, copy or hash, only its part of one call per batch, and for so little work a second CPU costs more than it
-//! gives. Past the limit a thread reclaims *directly*, before its charge stands.
+//! protection, copy or hash, only its part of one call per batch, and for so little work a second CPU costs more than
+//! it gives. Past the limit a thread reclaims *directly*, before its charge stands.
 
 use canvas_shm::Counter;
 use canvas_shm::slow::Cause;
@@ -387,7 +387,7 @@ fn write_oldest(vm: &impl Vm, batch: &mut Batch, n: u32) -> u32 {
     const STAY_MAX: u32 = 8;
     const LATER_NS: u64 = 10_000_000;
     let slots = vm.cache();
-    let mut places = [slot::Place::default(); slot::WRITES];
+    let mut places = [slot::SlotRef::default(); slot::WRITES];
     let (mut freed, mut stay) = (0, 0);
     while freed < n {
         let most = places.len().min((n - freed) as usize);
@@ -446,7 +446,8 @@ fn write_one(vm: &impl Vm, batch: &mut Batch, job: Job) -> bool {
     true
 }
 
-/// Stores the contents of a slot, making room if necessary; `None` if nothing can be stored. Then the entry has no copy.
+/// Stores the contents of a slot, making room if necessary; `None` if nothing can be stored. Then the entry has no
+/// copy.
 fn store(vm: &impl Vm, batch: &mut Batch, job: Job) -> Option<Outcome> {
     let data = vm.slot_page(job.slot);
     let mut far_copy = job.far_copy;
@@ -483,7 +484,7 @@ fn count_unused(vm: &impl Vm, page: PageId, cur: Word) {
         count(
             vm,
             Counter::ProactiveUnused,
-            crate::pager::swapin::when::SAMPLE_EVERY,
+            crate::pager::swapin::schedule::SAMPLE_EVERY,
         );
     } else if cur.has(flag::PREFETCHED) {
         let stands_for = vm.prefetcher().on_unused(page).unwrap_or(0);
@@ -537,7 +538,7 @@ fn far_is_full(vm: &impl Vm) {
         FarFull::Stalled
     } else if vm.has_no_memory() {
         FarFull::NoMemory
-    } else if !vm.has_beyond() {
+    } else if !vm.has_far_tier() {
         FarFull::PoolFull
     } else {
         FarFull::AllFull

@@ -3,14 +3,14 @@
 use canvas_shm::slow::Cause;
 use canvas_shm::{ProcSlot, Segment, lend};
 use canvas_types::sync::AtomicU64;
-use canvas_types::{DeepPlace, PageBuf, PageId, SwapEntry};
+use canvas_types::{ExtentRef, PageBuf, PageId, SwapEntry};
 use core::ops::DerefMut;
 
 use super::context::{Batch, Fill};
 use super::spans::{Held, Range};
 use super::state::State;
 use crate::far::fetch::{Lost, Stored};
-use crate::pager::prefetch::{Advice, Area, FaultSite, Prefetcher, Surroundings};
+use crate::pager::prefetch::{Advice, Area, FaultSite, MemoryView, Prefetcher};
 use crate::pager::slot::SlotTable;
 use crate::pager::table::PageTable;
 use crate::pager::word::{self, Word};
@@ -184,7 +184,7 @@ pub trait Process {
     /// `n` slots of the swap cache use memory from now on.
     fn slots_opened(&self, _n: usize) {}
     /// Releases what a process of the tenant had, if it has ended; returns whether it has.
-    fn release_gone(&self, other: &ProcSlot) -> bool;
+    fn release_dead(&self, other: &ProcSlot) -> bool;
     /// Wakes the reclaim thread of another process.
     fn wake_other(&self, other: &ProcSlot);
     /// Starts this process's reclaim thread, unless it runs.
@@ -235,7 +235,7 @@ pub trait Store {
     /// As [`Store::drop_copy`], but for copies beyond the pool, which stay.
     fn drop_pooled_copy(&self, entry: SwapEntry) -> bool;
     /// Where the copy is, if it is beyond the pool.
-    fn deep_place(&self, entry: SwapEntry) -> Option<DeepPlace>;
+    fn extent_ref(&self, entry: SwapEntry) -> Option<ExtentRef>;
     /// Drops the pooled copy of an entry that has one beyond the pool as well.
     fn demote_home(&self, entry: SwapEntry);
     /// Frees empty slabs.
@@ -257,7 +257,7 @@ pub trait Store {
         (0, 0)
     }
     /// Whether there is far memory beyond the pool.
-    fn has_beyond(&self) -> bool {
+    fn has_far_tier(&self) -> bool {
         false
     }
     /// Whether nothing can be written beyond the pool, although what is there can be read.
@@ -273,35 +273,35 @@ pub trait Store {
         false
     }
     /// Whether the page is on its way, alone or with its extent.
-    fn is_on_its_way(&self, _page: PageId, _place: DeepPlace) -> bool {
+    fn is_in_flight(&self, _page: PageId, _place: ExtentRef) -> bool {
         false
     }
     /// Reads a copy beyond the pool.
-    fn load_beyond(
+    fn load_far_tier(
         &self,
         _entry: SwapEntry,
-        _place: DeepPlace,
+        _place: ExtentRef,
         _page: &mut PageBuf,
         _stored: &mut Stored,
     ) -> Result<(), Lost> {
         Err(Lost::Unreachable)
     }
     /// Waits for a page that is on its way. The caller must not own the page's word.
-    fn arrives(&self, _page: PageId, _place: DeepPlace) {}
+    fn wait_for_arrival(&self, _page: PageId, _place: ExtentRef) {}
     /// Completes reads that have arrived.
     fn absorb(&self) {}
     /// A page was loaded from the pool.
     fn used(&self, _entry: SwapEntry) {}
     /// A page that had come into the pool beside another one was used.
-    fn used_beside(&self) {}
+    fn neighbour_used(&self) {}
     /// Requests the neighbours of a page that was read alone.
-    fn comes_beside(&self, _extent: u32) {}
-    /// Keeps in the pool what [`Store::load_beyond`] has read, if there is room.
-    fn keep(&self, _entry: SwapEntry, _place: DeepPlace, _stored: &Stored) {}
+    fn fetch_neighbours(&self, _extent: u32) {}
+    /// Keeps in the pool what [`Store::load_far_tier`] has read, if there is room.
+    fn keep(&self, _entry: SwapEntry, _place: ExtentRef, _stored: &Stored) {}
     /// Requests a whole extent. The caller has claimed a page whose entry names it.
     fn fetch(&self, _extent: u32) {}
     /// Requests a page alone. The caller has claimed it.
-    fn read_ahead(&self, _page: PageId, _place: DeepPlace) -> bool {
+    fn read_ahead(&self, _page: PageId, _place: ExtentRef) -> bool {
         false
     }
     /// Requests what a stream needs after the `pages` pages from `start` on.
@@ -326,13 +326,13 @@ pub trait Observers: Process {
     /// A far page is about to come in, before its thread goes on: the program may ask for its faults next. `planned`:
     /// pages come in with it.
     #[inline]
-    fn comes_in(&self, _at: FaultSite, _planned: bool) {}
+    fn before_swap_in(&self, _at: FaultSite, _planned: bool) {}
     /// A far page is present, and its word published.
     #[inline]
-    fn came_in(&self, _at: FaultSite, _data: &PageBuf) {}
+    fn swapped_in(&self, _at: FaultSite, _data: &PageBuf) {}
     /// A page comes in during a fault on another page.
     #[inline]
-    fn came_ahead(&self, _page: PageId) {}
+    fn prefetched(&self, _page: PageId) {}
     /// Pages `from..from + pages` were filled with zeros because of a touch of `touched`.
     #[inline]
     fn zero_filled(&self, _from: PageId, _pages: usize, _touched: PageId) {}
@@ -350,7 +350,7 @@ pub trait Observers: Process {
 }
 
 /// The process's memory, as prefetchers see it.
-impl<T: Process> Surroundings for T {
+impl<T: Process> MemoryView for T {
     #[inline]
     fn area_of(&self, page: PageId) -> Option<Area> {
         Process::area_of(self, page)

@@ -13,7 +13,7 @@ use super::context::Batch;
 use super::ledger::{self, count};
 use super::{Held, Range, Vm};
 use crate::pager::clock::Run;
-use crate::pager::slot::{self, Place};
+use crate::pager::slot::{self, SlotRef};
 use crate::pager::word::{self, State, Word, flag};
 
 /// Why a batch is unmapped.
@@ -31,7 +31,7 @@ pub fn unmap(vm: &impl Vm, batch: &mut Batch, purpose: Purpose) -> u32 {
     let slots = vm.cache();
     // Pages that another process copies from or to stay.
     let lent = vm.lent();
-    if let Some(pages) = lent.as_ref().and_then(|lent| lent.stays()) {
+    if let Some(pages) = lent.as_ref().and_then(|lent| lent.kept_pages()) {
         batch.victims.leave_out(pages, |r| give_up(vm, r, false));
     }
     let pages = batch.victims.dirty_pages() as usize;
@@ -103,7 +103,7 @@ fn charge_fresh(vm: &impl Vm, fresh: usize) {
 }
 
 /// Publishes that the pages of a batch have left, and counts them.
-fn publish(vm: &impl Vm, dirty: &[PageId], slots: &[Place], clean: &[PageId], purpose: Purpose) {
+fn publish(vm: &impl Vm, dirty: &[PageId], slots: &[SlotRef], clean: &[PageId], purpose: Purpose) {
     let (state, all) = (vm.state(), (dirty.len() + clean.len()) as i64);
     let evicted = match purpose {
         Purpose::Evict => all as u32,
@@ -118,7 +118,7 @@ fn publish(vm: &impl Vm, dirty: &[PageId], slots: &[Place], clean: &[PageId], pu
     }
     vm.cache().enqueue(slots);
     clean.iter().for_each(|p| leave_clean(vm, *p, epoch));
-    ledger::note_gave(vm, all);
+    ledger::record_evicted(vm, all);
     ledger::uncharge(vm, all);
     if purpose == Purpose::Evict {
         count(vm, Counter::ReclaimCopyPath, dirty.len() as u64);
@@ -142,7 +142,7 @@ fn epoch_pages(vm: &impl Vm) -> i64 {
 }
 
 /// Enters a page into the swap cache after it was copied to its slot and discarded.
-fn enter_cache(vm: &impl Vm, page: PageId, place: Place, epoch: u8, purpose: Purpose) {
+fn enter_cache(vm: &impl Vm, page: PageId, place: SlotRef, epoch: u8, purpose: Purpose) {
     let w = vm.word(page);
     let cur = word::load(w);
     debug_assert_eq!(cur.state(), State::Evicting);
@@ -184,12 +184,12 @@ pub(super) fn far_word(vm: &impl Vm, before: Word, entry: SwapEntry) -> Word {
     let w = before
         .with_state(State::Far)
         .with_entry(entry)
-        .clear(flag::PROACTIVE | flag::SAMPLED | flag::DEEP);
+        .clear(flag::PROACTIVE | flag::SAMPLED | flag::IN_FAR_TIER);
     if !entry.is_some() {
         return w.clear(flag::FAR_COPY);
     }
-    match vm.deep_place(entry) {
-        Some(_) => w.set(flag::FAR_COPY | flag::DEEP),
+    match vm.extent_ref(entry) {
+        Some(_) => w.set(flag::FAR_COPY | flag::IN_FAR_TIER),
         None => w.set(flag::FAR_COPY),
     }
 }

@@ -8,7 +8,7 @@ use crate::pools::*;
 use canvas_core::swap::classes::HEADER_BYTES;
 use canvas_core::swap::{Kind, Scratch};
 use canvas_testing::random::{seed, sized};
-use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
+use canvas_types::{ExtentRef, PAGE_SIZE, PageBuf, SwapEntry};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// XXH3_kSecret at 8k: XORed with the first word of stripe k.
@@ -126,7 +126,7 @@ fn nor_is_one_whose_copy_lies_beyond_the_pool() {
         let len = pool.stored_len(entry).unwrap();
         let mut stored = vec![0; HEADER_BYTES + len as usize];
         assert!(pool.copy_stored(entry, &mut stored));
-        let place = DeepPlace {
+        let place = ExtentRef {
             extent: extent as u32,
             offset: 64,
             len,

@@ -3,7 +3,7 @@ use crate::common;
 use canvas_core::swap::entry::{BATCH, EntryTable, Record};
 use canvas_core::swap::slots::SlotId;
 use canvas_types::sync::{Ordering, Threads};
-use canvas_types::{DeepPlace, SwapEntry};
+use canvas_types::{ExtentRef, SwapEntry};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ fn record() -> impl Strategy<Value = Record> {
         any::<u32>().prop_map(|p| Record::SameFilled(p as u64 | (p as u64) << 32)),
         any::<f32>().prop_map(|p| Record::SameFilled((p as f64).to_bits())),
         (any::<u32>(), 0..2048u32, 0..=4096u16).prop_map(|(extent, unit, len)| {
-            Record::Deep(DeepPlace {
+            Record::InFarTier(ExtentRef {
                 extent,
                 offset: unit * 16,
                 len,

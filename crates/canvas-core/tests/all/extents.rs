@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use canvas_core::swap::compaction::{CompactionHand, Look};
+use canvas_core::swap::compaction::{CompactionScan, SearchOutcome};
 use canvas_core::swap::extents::{BookArrays, BookState, ExtentBook, Slabs, Span};
 use canvas_testing::random::scaled;
 use canvas_types::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -28,7 +28,7 @@ struct Tenant {
 struct Memory {
     live: Vec<AtomicU8>,
     written: Vec<AtomicU8>,
-    hand: CompactionHand,
+    hand: CompactionScan,
     spans: Vec<AtomicU64>,
     slab_live: Vec<AtomicU32>,
     roles: Vec<AtomicU32>,
@@ -41,7 +41,7 @@ impl Memory {
         Memory {
             live: (0..SLABS * PER_SLAB).map(|_| AtomicU8::new(0)).collect(),
             written: (0..SLABS * PER_SLAB).map(|_| AtomicU8::new(0)).collect(),
-            hand: CompactionHand::new(),
+            hand: CompactionScan::new(),
             spans: (0..SLABS * PER_SLAB).map(|_| AtomicU64::new(0)).collect(),
             slab_live: (0..SLABS).map(|_| AtomicU32::new(0)).collect(),
             roles: (0..SLABS).map(|_| AtomicU32::new(0)).collect(),
@@ -212,8 +212,8 @@ impl World {
                     self.all[p].memory.book().written(e, pages);
                 }
             }
-            Op::Sparse(p, look_max) => {
-                here(p).into_iter().for_each(|p| self.sparse(p, look_max));
+            Op::Sparse(p, scan_max) => {
+                here(p).into_iter().for_each(|p| self.sparse(p, scan_max));
             }
             Op::Empty(p, part, at) => {
                 here(p).into_iter().for_each(|p| self.empty(p, part, at));
@@ -339,14 +339,16 @@ impl World {
         self.all[p].held.push(e);
     }
 
-    fn sparse(&mut self, p: usize, look_max: u32) {
+    fn sparse(&mut self, p: usize, scan_max: u32) {
         let this = &self.all[p];
         let hand = &this.memory.hand;
         let looked = this
             .memory
             .book()
-            .sparse(hand, look_max, &self.view(this.id));
-        let Look::Found(e) = looked else { return };
+            .sparse(hand, scan_max, &self.view(this.id));
+        let SearchOutcome::Found(e) = looked else {
+            return;
+        };
         let kept = this.held.iter().filter(|h| **h == e).count();
         let written = this.memory.written[e as usize].load(Relaxed);
         // Emptying it is useful: it belongs to this process, fewer pages are left than were written, and nobody else
@@ -497,7 +499,7 @@ fn the_emptiest_extents_are_found_first() {
     let mut found = Vec::new();
     loop {
         match book.sparse(&memory.hand, 3, &view) {
-            Look::Found(e) => {
+            SearchOutcome::Found(e) => {
                 let i = extents.iter().position(|x| *x == e).unwrap();
                 found.push(left[i]);
                 // Emptied: all pages, and the hold.
@@ -505,12 +507,12 @@ fn the_emptiest_extents_are_found_first() {
                     book.unhold(e, &view);
                 }
             }
-            Look::NotYet => rounds.push(found.len()),
-            Look::None => break,
+            SearchOutcome::NotYet => rounds.push(found.len()),
+            SearchOutcome::None => break,
         }
         assert!(rounds.len() < 200, "it ends");
     }
     assert_eq!(found, [8, 3, 1, 9, 12]);
     assert_eq!(book.room(SLABS as u32), (8, 5));
-    assert_eq!(book.sparse(&memory.hand, 99, &view), Look::None);
+    assert_eq!(book.sparse(&memory.hand, 99, &view), SearchOutcome::None);
 }

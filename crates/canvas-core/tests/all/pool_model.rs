@@ -3,14 +3,14 @@
 use crate::pools::*;
 use canvas_core::swap::classes::RAW_SLOTS;
 use canvas_core::swap::entry::Record;
-use canvas_core::swap::pool::Sank;
+use canvas_core::swap::pool::NodeDemotion;
 use canvas_core::swap::slots::SLAB_CHARGE_BYTES;
 use canvas_core::swap::{
-    EntryFrom, Kind, LoadError, Outcome, PoolStats, Scratch, Spared, StoreError,
+    EntryFrom, FreedCopy, Kind, LoadError, Outcome, PoolStats, Scratch, StoreError,
 };
 use canvas_testing::random::run_until;
 use canvas_types::sync::Ordering;
-use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
+use canvas_types::{Codec, ExtentRef, PAGE_SIZE, PageBuf, SwapEntry};
 use proptest::prelude::*;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -61,12 +61,12 @@ enum Op {
     Trim,
     Limit(i64),
     /// Demotes the copy in the pool to an extent of its own; `late`: it was read out before the page was last stored.
-    Sink {
+    Demote {
         page: usize,
         late: bool,
     },
     /// Promotes it, and `keeps` its extent or not.
-    Raise {
+    Promote {
         page: usize,
         keeps: bool,
     },
@@ -76,11 +76,11 @@ enum Op {
         past_bound: bool,
     },
     /// Drops the copy in the pool, if there is one in far memory.
-    SinkHome(usize),
+    DemoteHome(usize),
     /// Drops the copy in the pool in any case.
-    Spare(usize),
+    FreeCached(usize),
     /// Demotes the copy on a node to the pool.
-    SinkNode(usize),
+    DemoteFromNode(usize),
     /// Changes the limit of a node.
     NodeLimit {
         node: usize,
@@ -122,11 +122,11 @@ fn pool_op() -> impl Strategy<Value = Op> {
         2 => (0..PAGES).prop_map(Op::Release),
         1 => Just(Op::Trim),
         1 => (0..8i64).prop_map(Op::Limit),
-        5 => (0..PAGES, any::<bool>()).prop_map(|(page, late)| Op::Sink { page, late }),
-        4 => (0..PAGES, any::<bool>()).prop_map(|(page, keeps)| Op::Raise { page, keeps }),
+        5 => (0..PAGES, any::<bool>()).prop_map(|(page, late)| Op::Demote { page, late }),
+        4 => (0..PAGES, any::<bool>()).prop_map(|(page, keeps)| Op::Promote { page, keeps }),
         3 => (0..PAGES, any::<bool>()).prop_map(|(page, past_bound)| Op::Vacate { page, past_bound }),
-        3 => (0..PAGES).prop_map(Op::SinkHome),
-        2 => (0..PAGES).prop_map(Op::Spare),
+        3 => (0..PAGES).prop_map(Op::DemoteHome),
+        2 => (0..PAGES).prop_map(Op::FreeCached),
     ]
 }
 
@@ -136,7 +136,7 @@ fn op(nodes: bool) -> BoxedStrategy<Op> {
     }
     prop_oneof![
         40 => pool_op(),
-        4 => (0..PAGES).prop_map(Op::SinkNode),
+        4 => (0..PAGES).prop_map(Op::DemoteFromNode),
         1 => (0..NODES, 0..=NODE_SLABS as i64 + 1)
             .prop_map(|(node, slabs)| Op::NodeLimit { node, slabs }),
         1 => prop::bool::weighted(0.2).prop_map(Op::Elsewhere),
@@ -161,7 +161,7 @@ fn store(
     let unchanged = before == p.bytes;
     let had = p.clone();
     let record = pool.record(p.entry);
-    let was_deep = matches!(record, Record::Deep(_));
+    let was_in_far_tier = matches!(record, Record::InFarTier(_));
     let node_before = pool.node_of(p.entry);
     let result = pool.store(p.entry, p.has_copy, &p.bytes, scratch);
     if let (Some(node), Ok(o)) = (node_before, &result)
@@ -204,12 +204,12 @@ fn store(
                 Kind::Clean => {
                     prop_assert!(had.has_copy && unchanged);
                     prop_assert_eq!(pool.record(entry), record);
-                    if was_deep {
+                    if was_in_far_tier {
                         seen.borrow_mut().insert("Clean below".into());
                     }
                 }
                 Kind::Raw | Kind::Compressed | Kind::Delta => {
-                    prop_assert!(kind != Kind::Delta || had.has_copy && !was_deep);
+                    prop_assert!(kind != Kind::Delta || had.has_copy && !was_in_far_tier);
                     let Record::Stored { len, .. } = pool.record(entry) else {
                         panic!("{kind:?} without a slot")
                     };
@@ -223,7 +223,9 @@ fn store(
             }
             // Nothing is written twice, unless it is in far memory and its hash is not known.
             prop_assert!(
-                !(had.has_copy && unchanged && entry.is_some()) || kind == Kind::Clean || was_deep
+                !(had.has_copy && unchanged && entry.is_some())
+                    || kind == Kind::Clean
+                    || was_in_far_tier
             );
             prop_assert_eq!(entry.is_some(), kind != Kind::Zero);
             p.entry = entry;
@@ -267,7 +269,7 @@ fn load(
     scratch: &mut Scratch,
 ) -> Result<(), LoadError> {
     match pool.load(entry, out, scratch) {
-        Err(LoadError::Deep(place)) => {
+        Err(LoadError::InFarTier(place)) => {
             let mut bytes = extents[&place.extent].clone();
             assert_eq!(bytes.len(), 16 + place.len as usize);
             let at = place.extent as usize % bytes.len();
@@ -328,12 +330,12 @@ impl<'a> Model<'a> {
                 p.has_copy = false;
                 p.entry = SwapEntry::NONE;
             }
-            Op::Sink { page, late } => self.sink(page, late)?,
-            Op::Raise { page, keeps } => self.raise(page, keeps)?,
+            Op::Demote { page, late } => self.demote(page, late)?,
+            Op::Promote { page, keeps } => self.promote(page, keeps)?,
             Op::Vacate { page, past_bound } => self.vacate(page, past_bound)?,
-            Op::SinkHome(i) => self.sink_home(i)?,
-            Op::Spare(i) => self.spare(i)?,
-            Op::SinkNode(i) => self.sink_node(i)?,
+            Op::DemoteHome(i) => self.demote_home(i)?,
+            Op::FreeCached(i) => self.free_cached(i)?,
+            Op::DemoteFromNode(i) => self.demote_from_node(i)?,
             Op::NodeLimit { node, slabs } => self.world.budget.node_limit[node]
                 .store(slabs * SLAB_CHARGE_BYTES, Ordering::Relaxed),
             Op::Elsewhere(is) => self.world.budget.elsewhere.store(is, Ordering::Relaxed),
@@ -391,21 +393,21 @@ impl<'a> Model<'a> {
     }
 
     /// Demotes the copy on a node to the pool unchanged.
-    fn sink_node(&mut self, i: usize) -> Result<(), TestCaseError> {
+    fn demote_from_node(&mut self, i: usize) -> Result<(), TestCaseError> {
         let p = &self.pages[i];
         let (node, record) = (self.pool.node_of(p.entry), self.pool.record(p.entry));
-        let sank = self.pool.sink_node(p.entry, &mut self.scratch);
-        self.seen.borrow_mut().insert(format!("node {sank:?}"));
-        match sank {
-            Sank::Yes => {
+        let demotion = self.pool.demote_from_node(p.entry, &mut self.scratch);
+        self.seen.borrow_mut().insert(format!("node {demotion:?}"));
+        match demotion {
+            NodeDemotion::Yes => {
                 prop_assert!(node.is_some() && self.pool.node_of(p.entry).is_none());
                 self.load(i)?;
             }
-            Sank::NoRoom => {
+            NodeDemotion::NoRoom => {
                 prop_assert!(node.is_some());
                 prop_assert_eq!(self.pool.record(p.entry), record);
             }
-            Sank::NotThis => {
+            NodeDemotion::NotThis => {
                 prop_assert!(node.is_none());
                 prop_assert_eq!(self.pool.record(p.entry), record);
             }
@@ -440,22 +442,22 @@ impl<'a> Model<'a> {
     }
 
     /// Demotes the copy.
-    fn sink(&mut self, page: usize, late: bool) -> Result<(), TestCaseError> {
+    fn demote(&mut self, page: usize, late: bool) -> Result<(), TestCaseError> {
         let p = &mut self.pages[page];
         let earlier = p.read_out.clone();
         p.read_out = read_out(&self.pool, p.entry);
         let bytes = if late { earlier } else { p.read_out.clone() };
         if let Some((hash, payload)) = bytes.split_first_chunk::<16>() {
-            let place = DeepPlace {
+            let place = ExtentRef {
                 extent: self.next_extent,
                 offset: 16 * (self.next_extent % 2048),
                 len: payload.len() as u16,
             };
             // A copy stored since then keeps its place, unless it is the same again.
-            let sunk = self.pool.demote(p.entry, hash, place);
-            prop_assert_eq!(sunk, bytes == p.read_out);
-            self.seen.borrow_mut().insert(format!("sunk {sunk}"));
-            if sunk {
+            let demoted = self.pool.demote(p.entry, hash, place);
+            prop_assert_eq!(demoted, bytes == p.read_out);
+            self.seen.borrow_mut().insert(format!("demoted {demoted}"));
+            if demoted {
                 self.extents.insert(self.next_extent, bytes);
                 self.next_extent += 1;
             }
@@ -464,18 +466,20 @@ impl<'a> Model<'a> {
     }
 
     /// Promotes it.
-    fn raise(&mut self, page: usize, keeps: bool) -> Result<(), TestCaseError> {
+    fn promote(&mut self, page: usize, keeps: bool) -> Result<(), TestCaseError> {
         let entry = self.pages[page].entry;
-        if let Record::Deep(place) = self.pool.record(entry) {
-            let wrong = DeepPlace {
+        if let Record::InFarTier(place) = self.pool.record(entry) {
+            let wrong = ExtentRef {
                 offset: place.offset ^ 16,
                 ..place
             };
             let bytes = self.extents[&place.extent].clone();
             prop_assert!(!self.pool.promote(entry, wrong, &bytes, keeps));
-            let raised = self.pool.promote(entry, place, &bytes, keeps);
-            self.seen.borrow_mut().insert(format!("raised {raised}"));
-            prop_assert_eq!(raised, read_out(&self.pool, entry) == bytes);
+            let promoted = self.pool.promote(entry, place, &bytes, keeps);
+            self.seen
+                .borrow_mut()
+                .insert(format!("promoted {promoted}"));
+            prop_assert_eq!(promoted, read_out(&self.pool, entry) == bytes);
         }
         Ok(())
     }
@@ -485,12 +489,12 @@ impl<'a> Model<'a> {
         let entry = self.pages[page].entry;
         let (record, before) = (self.pool.record(entry), read_out(&self.pool, entry));
         let place = match record {
-            Record::Deep(place) => Some(place),
-            _ => self.pool.home_place(entry),
+            Record::InFarTier(place) => Some(place),
+            _ => self.pool.home_ref(entry),
         };
         let Some(place) = place else { return Ok(()) };
         let bytes = self.extents[&place.extent].clone();
-        let other = DeepPlace {
+        let other = ExtentRef {
             extent: place.extent + 1,
             ..place
         };
@@ -503,8 +507,8 @@ impl<'a> Model<'a> {
         if left {
             prop_assert!(!home || before == bytes);
             prop_assert_eq!(read_out(&self.pool, entry), bytes);
-            prop_assert_eq!(self.pool.home_place(entry), None);
-            let gone = self.world.budget.deep_gone.lock().unwrap();
+            prop_assert_eq!(self.pool.home_ref(entry), None);
+            let gone = self.world.budget.dropped_refs.lock().unwrap();
             prop_assert_eq!(gone.last(), Some(&place.extent));
         } else {
             prop_assert_eq!(self.pool.record(entry), record);
@@ -513,13 +517,15 @@ impl<'a> Model<'a> {
     }
 
     /// Drops the copy in the pool, if there is one in far memory.
-    fn sink_home(&mut self, i: usize) -> Result<(), TestCaseError> {
+    fn demote_home(&mut self, i: usize) -> Result<(), TestCaseError> {
         let entry = self.pages[i].entry;
         let (record, bytes) = (self.pool.record(entry), read_out(&self.pool, entry));
-        let sunk = self.pool.demote_home(entry).is_some();
-        self.seen.borrow_mut().insert(format!("sunk home {sunk}"));
-        prop_assert_eq!(sunk, matches!(record, Record::Stored { home: true, .. }));
-        if let (true, Record::Deep(place)) = (sunk, self.pool.record(entry)) {
+        let demoted = self.pool.demote_home(entry).is_some();
+        self.seen
+            .borrow_mut()
+            .insert(format!("demoted home {demoted}"));
+        prop_assert_eq!(demoted, matches!(record, Record::Stored { home: true, .. }));
+        if let (true, Record::InFarTier(place)) = (demoted, self.pool.record(entry)) {
             prop_assert_eq!(&self.extents[&place.extent], &bytes);
         } else {
             prop_assert_eq!(self.pool.record(entry), record);
@@ -528,21 +534,21 @@ impl<'a> Model<'a> {
     }
 
     /// Drops the copy in the pool in any case.
-    fn spare(&mut self, i: usize) -> Result<(), TestCaseError> {
+    fn free_cached(&mut self, i: usize) -> Result<(), TestCaseError> {
         let entry = self.pages[i].entry;
         let (record, before) = (self.pool.record(entry), self.pool.stats());
-        let spared = self.pool.spare(entry);
-        let freed = match (spared, record, self.pool.record(entry)) {
-            (Spared::Sunk(n), Record::Stored { home: true, .. }, now) => {
-                prop_assert!(matches!(now, Record::Deep(_)));
+        let freed_copy = self.pool.free_cached_copy(entry);
+        let freed = match (freed_copy, record, self.pool.record(entry)) {
+            (FreedCopy::Demoted(n), Record::Stored { home: true, .. }, now) => {
+                prop_assert!(matches!(now, Record::InFarTier(_)));
                 n
             }
-            (Spared::Dropped(n), Record::Stored { home: false, .. }, now) => {
+            (FreedCopy::Dropped(n), Record::Stored { home: false, .. }, now) => {
                 prop_assert_eq!(now, Record::Empty);
                 self.pages[i].has_copy = false;
                 n
             }
-            (Spared::Nothing, was, now) => {
+            (FreedCopy::Nothing, was, now) => {
                 let stored = matches!(was, Record::Stored { .. });
                 prop_assert!(was == now && !stored);
                 0
@@ -553,29 +559,33 @@ impl<'a> Model<'a> {
         let slots = |s: PoolStats| s.slot_bytes + s.node_slot_bytes;
         prop_assert_eq!(slots(before) - slots(stats), freed as i64);
         prop_assert_eq!(before.entries_live, stats.entries_live);
-        let kind = format!("{spared:?}");
+        let kind = format!("{freed_copy:?}");
         let kind = kind.split('(').next().unwrap_or_default();
-        self.seen.borrow_mut().insert(format!("spared {kind}"));
+        self.seen.borrow_mut().insert(format!("freed {kind}"));
         Ok(())
     }
 
     /// The invariants after each operation.
     fn check(&mut self) -> Result<(), TestCaseError> {
-        for extent in self.world.budget.deep_gone.lock().unwrap().drain(..) {
+        for extent in self.world.budget.dropped_refs.lock().unwrap().drain(..) {
             prop_assert!(self.extents.remove(&extent).is_some(), "told of twice");
         }
-        let deep: BTreeSet<_> = self
+        let in_far_tier: BTreeSet<_> = self
             .pages
             .iter()
             .filter_map(|p| match self.pool.record(p.entry) {
-                Record::Deep(place) => Some(place.extent),
+                Record::InFarTier(place) => Some(place.extent),
                 _ => None,
             })
             .collect();
         let records = || self.pages.iter().map(|p| self.pool.record(p.entry));
         let homes = records().filter(|r| matches!(r, Record::Stored { home: true, .. }));
-        prop_assert!(deep.iter().all(|extent| self.extents.contains_key(extent)));
-        prop_assert_eq!(self.extents.len(), deep.len() + homes.count());
+        prop_assert!(
+            in_far_tier
+                .iter()
+                .all(|extent| self.extents.contains_key(extent))
+        );
+        prop_assert_eq!(self.extents.len(), in_far_tier.len() + homes.count());
         let stats = self.pool.stats();
         let entries: BTreeSet<_> = self
             .pages
@@ -694,15 +704,15 @@ const COMPRESSED: [&str; 21] = [
     "Raw",
     "SameFilled",
     "Zero",
-    "raised false",
-    "raised true",
-    "spared Dropped",
-    "spared Nothing",
-    "spared Sunk",
-    "sunk false",
-    "sunk home false",
-    "sunk home true",
-    "sunk true",
+    "demoted false",
+    "demoted home false",
+    "demoted home true",
+    "demoted true",
+    "freed Demoted",
+    "freed Dropped",
+    "freed Nothing",
+    "promoted false",
+    "promoted true",
     "vacated false",
     "vacated true",
 ];
@@ -737,15 +747,15 @@ fn behaves_like_a_map_uncompressed() {
         "Raw",
         "SameFilled",
         "Zero",
-        "raised false",
-        "raised true",
-        "spared Dropped",
-        "spared Nothing",
-        "spared Sunk",
-        "sunk false",
-        "sunk home false",
-        "sunk home true",
-        "sunk true",
+        "demoted false",
+        "demoted home false",
+        "demoted home true",
+        "demoted true",
+        "freed Demoted",
+        "freed Dropped",
+        "freed Nothing",
+        "promoted false",
+        "promoted true",
         "vacated false",
         "vacated true",
     ];

@@ -241,7 +241,7 @@ impl Disk {
                 adopted
             );
         }
-        pool.settle();
+        pool.finish_recovery();
         prop_assert_eq!(pool.charged_bytes(), budget.used.load(Ordering::Relaxed));
         self.check(&pool, open)?;
         let others = Mutex::new(None);

@@ -8,9 +8,11 @@ use std::rc::Rc;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use canvas_core::pager::shared::beyond::{Carried, Carrier};
+use canvas_core::pager::shared::demotion::{DemotedCopy, Demoter};
 use canvas_core::pager::shared::word::{Entry, State, load};
-use canvas_core::pager::shared::{Fill, Journal, Kernel, Look, Partition, VICTIMS_MAX, phase};
+use canvas_core::pager::shared::{
+    ClaimOutcome, Fill, Journal, Kernel, Partition, VICTIMS_MAX, phase,
+};
 use canvas_testing::random::scaled;
 use canvas_types::{PAGE_SIZE, PageBuf};
 use proptest::prelude::*;
@@ -193,7 +195,7 @@ impl World {
             0..=2 => p.evict(),
             3 => p.pin(),
             4 => self.unpin(me),
-            5..=7 => p.carry(),
+            5..=7 => p.demote(),
             _ => p.touch(self.draw(PAGES) as u32),
         });
     }
@@ -229,14 +231,14 @@ impl World {
 
 impl Process<'_> {
     /// Carries copies beyond the store, completes requests that have ended, or drops copies.
-    fn carry(&self) {
+    fn demote(&self) {
         if self.lock() {
             let (w, end) = (self.world, PAGES as u32);
             let p = w.partition();
             match w.draw(5) {
-                0 | 1 => drop(p.carry(self, 2 * end, end)),
-                2 | 3 => w.sunk.set(w.sunk.get() + p.settle(self, || ())),
-                _ => drop(p.give_up_copies(self, 2, 2 * end, end)),
+                0 | 1 => drop(p.demote(self, 2 * end, end)),
+                2 | 3 => w.sunk.set(w.sunk.get() + p.complete_demotions(self, || ())),
+                _ => drop(p.drop_copies(self, 2, 2 * end, end)),
             }
             self.unlock();
         }
@@ -257,7 +259,7 @@ impl Process<'_> {
         // Dead processes are replaced once all that was theirs is settled.
         for slot in 0..PROCS {
             if !w.alive[slot].get() {
-                w.partition().bury(self, slot as u16, PAGES as u32);
+                w.partition().recover_owner(self, slot as u16, PAGES as u32);
                 self.step();
                 w.alive[slot].set(true);
             }
@@ -281,10 +283,10 @@ impl Process<'_> {
         let p = self.world.partition();
         for _ in 0..3 {
             match p.claim(page, self.me as u16) {
-                Look::Present => return true,
-                Look::Poisoned => panic!("page {page} is damaged"),
-                Look::Claimed(word) => assert_ne!(p.fill(self, page, word), Fill::Damaged),
-                Look::Busy(owner) => {
+                ClaimOutcome::Present => return true,
+                ClaimOutcome::Poisoned => panic!("page {page} is damaged"),
+                ClaimOutcome::Claimed(word) => assert_ne!(p.fill(self, page, word), Fill::Damaged),
+                ClaimOutcome::Busy(owner) => {
                     let dead = owner.is_some_and(|o| !self.world.alive[o as usize].get());
                     let holder = self.world.lock.get();
                     let orphan =
@@ -498,7 +500,7 @@ impl Kernel for Process<'_> {
     }
 }
 
-impl Carrier for Process<'_> {
+impl Demoter for Process<'_> {
     fn is_in_store(&self, entry: Entry) -> bool {
         entry.is_some() && entry.0 < BEYOND
     }
@@ -549,29 +551,29 @@ impl Carrier for Process<'_> {
                 _ => None,
             })
     }
-    fn each_carried(&self, request: usize, mut on: impl FnMut(Carried)) {
+    fn each_copy(&self, request: usize, mut on: impl FnMut(DemotedCopy)) {
         let r = self.world.requests.borrow()[request].clone();
         for (i, (page, from, _)) in r.lines.into_iter().enumerate() {
             let to = Entry(BEYOND + (r.extent * RECORDS + i) as u64);
-            on(Carried { page, from, to });
+            on(DemotedCopy { page, from, to });
         }
     }
-    fn arrives(&self, request: usize, carried: Carried) -> bool {
+    fn confirm(&self, request: usize, copy: DemotedCopy) -> bool {
         let w = self.world;
-        let was = w.store.borrow()[carried.from.0 as usize - 1].1;
-        let (extent, i) = beyond(carried.to).expect("it was carried");
+        let was = w.store.borrow()[copy.from.0 as usize - 1].1;
+        let (extent, i) = beyond(copy.to).expect("it was carried");
         if w.requests.borrow()[request].lines[i].2 != was {
             return false;
         }
         // Half of it is written if the process is killed here.
-        w.hashes.borrow_mut()[carried.page as usize][..2000].copy_from_slice(&was[..2000]);
+        w.hashes.borrow_mut()[copy.page as usize][..2000].copy_from_slice(&was[..2000]);
         self.step();
-        w.hashes.borrow_mut()[carried.page as usize] = was;
+        w.hashes.borrow_mut()[copy.page as usize] = was;
         w.uses(extent, 1);
         true
     }
-    fn stays(&self, carried: Carried) {
-        self.freed(carried.to);
+    fn retract(&self, copy: DemotedCopy) {
+        self.freed(copy.to);
     }
 }
 
@@ -648,7 +650,7 @@ fn run(seed: u64, steps: usize) -> [u32; 5] {
     // With no request in progress, exactly what pages name is in use.
     while w.requests.borrow().iter().any(|r| r.stage != Stage::Free) {
         w.serve();
-        p.world.partition().settle(&p, || ());
+        p.world.partition().complete_demotions(&p, || ());
     }
     let named = |entry: Entry| {
         w.words

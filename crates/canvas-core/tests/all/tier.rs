@@ -40,8 +40,8 @@ fn answer(toy: &Toy, status: Status) {
     toy.w.agent.lock().unwrap().answer(toy.w, 0, status);
 }
 
-fn beyond_at(toy: &Toy, page: u32) -> canvas_types::DeepPlace {
-    toy.pool.deep_place(toy.word(page).entry()).unwrap()
+fn beyond_at(toy: &Toy, page: u32) -> canvas_types::ExtentRef {
+    toy.pool.extent_ref(toy.word(page).entry()).unwrap()
 }
 
 /// 60 pages, of which these are in far memory, and a pool with room again.
@@ -54,7 +54,7 @@ fn some_beyond(toy: &Toy) -> Vec<u32> {
 }
 
 fn beyond(toy: &Toy) -> Vec<u32> {
-    let deep = |n: &u32| toy.pool.deep_place(toy.word(*n).entry()).is_some();
+    let deep = |n: &u32| toy.pool.extent_ref(toy.word(*n).entry()).is_some();
     (0..64).filter(deep).collect()
 }
 
@@ -119,13 +119,13 @@ fn copies_of_local_pages_that_are_too_few_are_not_looked_for_again_at_once() {
     let keeps_both = |n: usize| {
         toy.swap_in(gone[n], page(gone[n]), true, true).unwrap();
         let entry = toy.word(gone[n]).entry();
-        assert!(toy.pool.home_place(entry).is_some());
+        assert!(toy.pool.home_ref(entry).is_some());
         entry
     };
     let first = keeps_both(0);
     w.bound.store(0, Relaxed);
     demote::background_round(&toy);
-    assert!(toy.pool.home_place(first).is_none(), "it goes for nothing");
+    assert!(toy.pool.home_ref(first).is_none(), "it goes for nothing");
     // The next one is also alone, and not worth a pass over all pages while others can be written.
     w.bound.store(8 * SLAB_CHARGE_BYTES, Relaxed);
     let second = keeps_both(1);
@@ -133,9 +133,9 @@ fn copies_of_local_pages_that_are_too_few_are_not_looked_for_again_at_once() {
     w.bound.store(0, Relaxed);
     w.passes(3_000_000);
     demote::background_round(&toy);
-    assert!(toy.pool.home_place(second).is_some());
+    assert!(toy.pool.home_ref(second).is_some());
     settle(&toy);
-    assert!(toy.pool.home_place(second).is_none());
+    assert!(toy.pool.home_ref(second).is_none());
     toy.check(page);
 }
 
@@ -145,9 +145,9 @@ fn neighbours_of_a_page_that_was_read_come_into_the_pool() {
     let toy = w.toy();
     let gone = some_beyond(&toy);
     assert!(room::pool_has_room(&toy));
-    let place = toy.pool.deep_place(toy.word(gone[0]).entry()).unwrap();
+    let place = toy.pool.extent_ref(toy.word(gone[0]).entry()).unwrap();
     toy.swap_in(gone[0], page(gone[0]), false, true).unwrap();
-    assert!(channel::is_on_its_way(
+    assert!(channel::is_in_flight(
         &toy,
         gone[1],
         beyond_at(&toy, gone[1])
@@ -174,7 +174,7 @@ fn a_page_that_is_read_ahead_alone_comes_into_the_pool_without_its_neighbours() 
     assert!(toy.read_ahead(gone[0]) && toy.read_ahead(gone[1]));
     assert!(!toy.read_ahead(gone[0]), "it is on its way");
     assert_eq!(under_way(&toy, JobKind::Page), 2);
-    assert!(!channel::is_on_its_way(
+    assert!(!channel::is_in_flight(
         &toy,
         gone[2],
         beyond_at(&toy, gone[2])
@@ -211,7 +211,7 @@ fn a_page_that_was_read_alone_is_in_the_pool_from_then_on_if_that_has_room() {
         }
         let entry = toy.word(gone[0]).entry();
         toy.swap_in(gone[0], page(gone[0]), true, true).unwrap();
-        assert_eq!(toy.pool.deep_place(entry).is_none(), has_room);
+        assert_eq!(toy.pool.extent_ref(entry).is_none(), has_room);
         settle(&toy);
         out(&toy, gone[0], gone[0] + 1);
         settle(&toy);
@@ -251,7 +251,7 @@ fn a_fetch_that_is_too_late_is_dropped_and_its_extent_let_go() {
     settle(&toy);
     let place = toy
         .pool
-        .deep_place(toy.word(beyond(&toy)[0]).entry())
+        .extent_ref(toy.word(beyond(&toy)[0]).entry())
         .unwrap();
     fetch::fetch(&toy, place.extent);
     answer(&toy, Status::Late);
@@ -276,10 +276,10 @@ fn without_an_answer_a_page_stays_far_and_comes_later() {
     assert_eq!(came(Mood::Says(Status::Corrupt)), Err(Lost::Damaged));
     assert_eq!(came(Mood::Says(Status::Lost)), Err(Lost::Gone));
     // A thread that waits for its extent gives up and requests the page alone.
-    let place = toy.pool.deep_place(toy.word(n).entry()).unwrap();
+    let place = toy.pool.extent_ref(toy.word(n).entry()).unwrap();
     fetch::fetch(&toy, place.extent);
     assert_eq!(came(Mood::Away), Err(Lost::Unreachable));
-    assert!(!channel::is_on_its_way(&toy, n, place));
+    assert!(!channel::is_in_flight(&toy, n, place));
     toy.check(|n| if n < 60 { page(n) } else { toy::ZEROS });
     assert_eq!(toy.word(n).state(), FAR);
     assert_eq!(came(Mood::Well), Ok(()));

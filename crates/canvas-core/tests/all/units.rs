@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use canvas_core::swap::units::{FarCopy, PAGE_UNITS, Place, UNITS_MAX, Units, units_of};
-use canvas_types::DeepPlace;
+use canvas_core::swap::units::{FarCopy, PAGE_UNITS, StoreRef, UNITS_MAX, Units, units_of};
+use canvas_types::ExtentRef;
 use proptest::prelude::*;
 
 const PAGES: usize = 5;
@@ -54,16 +54,16 @@ proptest! {
 
     #[test]
     fn places_are_numbers(unit in 0u32..1 << 31, bytes in 1usize..=4096) {
-        let place = Place { unit, bytes };
+        let place = StoreRef { unit, bytes };
         prop_assert!(place.number() > 0 && place.number() < 1 << 44);
-        prop_assert_eq!(Place::of(place.number()), place);
+        prop_assert_eq!(StoreRef::of(place.number()), place);
         let copy = FarCopy::Stored(place);
         prop_assert_eq!((copy.number(), FarCopy::of(copy.number())), (place.number(), copy));
     }
 
     #[test]
     fn places_beyond_the_pool_are_other_numbers(extent in 0u32..1 << 26, offset in 0u32..1 << 11, len in 1u16..=4096) {
-        let copy = FarCopy::Beyond(DeepPlace { extent, offset: offset * 16, len });
+        let copy = FarCopy::InExtent(ExtentRef { extent, offset: offset * 16, len });
         prop_assert!(copy.number() >= 1 << 44 && copy.number() < 1 << 50);
         prop_assert_eq!(FarCopy::of(copy.number()), copy);
     }

@@ -5,7 +5,7 @@ use crate::toy::{Content, Toy, World, ZEROS};
 use canvas_core::far::job::{Job, JobKind};
 use canvas_core::far::{completion, demote, fetch};
 use canvas_core::swap::slots::SLAB_CHARGE_BYTES;
-use canvas_shm::mailbox::{Ask, FETCHES, Kind, Mailbox, Status, WRITES};
+use canvas_shm::mailbox::{FETCHES, Kind, Mailbox, RequestFields, Status, WRITES};
 use canvas_types::sync::{AtomicU32, Ordering};
 use shuttle::Runner;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
@@ -67,7 +67,7 @@ fn a_job_is_ended_once_and_with_its_own_answer() {
                         } else if next < 2 * t + 2 && mailbox.claim(1).is_some() {
                             buffer.store(next, Ordering::Relaxed);
                             job.begin(JobKind::Fetch, next, next.into());
-                            let ask = Ask {
+                            let ask = RequestFields {
                                 kind: Kind::Read,
                                 extent: next,
                                 offset: 0,
@@ -168,7 +168,7 @@ fn threads_that_wait_for_one_extent_all_get_their_pages() {
             world.agent.lock().unwrap().step(&world);
             completion::finish_all(&toy);
         }
-        let place = |n: u32| toy.pool.deep_place(toy.word(n).entry());
+        let place = |n: u32| toy.pool.extent_ref(toy.word(n).entry());
         let deep: Vec<u32> = (0..14).filter(|n| place(*n).is_some()).collect();
         assert!(deep.len() > 2, "{deep:?}");
         fetch::fetch(&toy, place(deep[0]).unwrap().extent);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use canvas_core::pager::locks::{Gate, Places, SharedLock};
+use canvas_core::pager::locks::{ContextPool, Gate, SharedLock};
 use canvas_types::sync::{AtomicU32, Ordering};
 use shuttle::thread;
 
@@ -50,7 +50,7 @@ fn nobody_shares_what_one_holds_alone() {
 fn a_place_is_one_threads_at_a_time() {
     shuttle::check_random(
         || {
-            let places = Arc::new(Places::<2>::new());
+            let places = Arc::new(ContextPool::<2>::new());
             let holders = Arc::new([AtomicU32::new(0), AtomicU32::new(0)]);
             let threads = (0..3)
                 .map(|first| {

@@ -6,7 +6,7 @@ use canvas_testing::random::scaled;
 use std::cell::Cell;
 use std::sync::Arc;
 
-use canvas_core::pager::slot::{self, Control, Place, SlotTable};
+use canvas_core::pager::slot::{self, Control, SlotRef, SlotTable};
 use canvas_core::pager::word::{self, State, Word, flag};
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, Threads};
 use canvas_types::{PageId, SwapEntry};
@@ -189,7 +189,7 @@ impl World {
 
     /// Writes the oldest two pages out; `fail`: the far store has no room. Returns false if there was no page.
     fn write(&self, fail: bool) -> bool {
-        let mut places = [Place::default(); 2];
+        let mut places = [SlotRef::default(); 2];
         let got = self.slots().oldest(&mut places);
         // Time for the second page to be taken, and its slot to get another one.
         pause();
@@ -290,7 +290,7 @@ impl World {
         if fail {
             thread::yield_now();
             if let Some(t) = taken {
-                self.slots().untake(t);
+                self.slots().undo_take(t);
             }
             word::publish(w, cur);
             return;
@@ -387,7 +387,7 @@ impl World {
     }
 }
 
-fn slot_number(s: &slot::Place) -> usize {
+fn slot_number(s: &slot::SlotRef) -> usize {
     s.slot() as usize
 }
 

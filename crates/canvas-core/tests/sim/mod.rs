@@ -702,7 +702,7 @@ impl Process for Sim {
         // SAFETY: all zeros is a valid `Batch`, as its documentation says.
         unsafe { self.batches.take() }
     }
-    fn release_gone(&self, _: &ProcSlot) -> bool {
+    fn release_dead(&self, _: &ProcSlot) -> bool {
         false
     }
     fn wake_other(&self, _: &ProcSlot) {}
@@ -763,7 +763,7 @@ impl Process for Sim {
         match what {
             Report::FarFull(_) => self.saw("far memory is full"),
             Report::Damaged {
-                why: LoadError::Verify | LoadError::Deep(_),
+                why: LoadError::Verify | LoadError::InFarTier(_),
                 ..
             } => self.saw("damage was reported"),
             other => panic!("{other:?}"),
@@ -775,11 +775,11 @@ impl Observers for Sim {
     fn evicted(&self, _: PageId) {
         self.saw("evicted");
     }
-    fn came_in(&self, _: FaultSite, data: &PageBuf) {
+    fn swapped_in(&self, _: FaultSite, data: &PageBuf) {
         number(data);
         self.saw("came in from far");
     }
-    fn came_ahead(&self, _: PageId) {
+    fn prefetched(&self, _: PageId) {
         self.saw("prefetched");
     }
 }
@@ -792,13 +792,13 @@ pub fn evict(sim: &Sim, want: u32) {
 
 /// Charges and brings in far pages, as hints do.
 pub fn bring_in(sim: &Sim, pages: &[PageId]) {
-    use canvas_core::vm::fill::{Beyond, swap_in};
+    use canvas_core::vm::fill::{FarRead, swap_in};
     let n = pages.len() as i64;
     let most = ledger::limit(sim.segment()).unwrap_or(i64::MAX);
     if !sim.segment().charge_local_within(sim.slot(), n, most) {
         return;
     }
-    let done = swap_in(sim, pages, Beyond::Extents, || true, |i| i % 8 == 7);
+    let done = swap_in(sim, pages, FarRead::Extents, || true, |i| i % 8 == 7);
     ledger::uncharge(sim, n - i64::from(done.mapped));
     if done.mapped > 0 {
         sim.saw("swapped in");

@@ -7,7 +7,7 @@ use canvas_core::far::fetch::{Lost, Stored};
 use canvas_core::pager::word::{self, State as At, flag};
 use canvas_core::swap::{EntryFrom, Kind, LoadError, Outcome, Scratch, StoreError};
 use canvas_core::vm::Store;
-use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, PageId, SwapEntry};
+use canvas_types::{ExtentRef, PAGE_SIZE, PageBuf, PageId, SwapEntry};
 
 use super::{Sim, number, page_of};
 
@@ -32,8 +32,8 @@ pub struct Copies {
     on_their_way: BTreeSet<u32>,
 }
 
-fn place_of(entry: SwapEntry) -> DeepPlace {
-    DeepPlace {
+fn place_of(entry: SwapEntry) -> ExtentRef {
+    ExtentRef {
         extent: entry.0 / EXTENT,
         offset: entry.0 % EXTENT * 16,
         len: 16,
@@ -81,7 +81,7 @@ impl Sim {
                 self.saw("demoted");
             }
             drop(copies);
-            word::publish(w, cur.set(flag::DEEP));
+            word::publish(w, cur.set(flag::IN_FAR_TIER));
         }
         done
     }
@@ -125,7 +125,7 @@ impl Store for Sim {
         let copies = self.copies.lock().unwrap();
         let copy = copies.pages.get(&entry.0).expect("a far page has a copy");
         if !copy.pooled {
-            return Err(LoadError::Deep(place_of(entry)));
+            return Err(LoadError::InFarTier(place_of(entry)));
         }
         if copy.damaged {
             return Err(LoadError::Verify);
@@ -204,7 +204,7 @@ impl Store for Sim {
             _ => false,
         }
     }
-    fn deep_place(&self, entry: SwapEntry) -> Option<DeepPlace> {
+    fn extent_ref(&self, entry: SwapEntry) -> Option<ExtentRef> {
         let copies = self.copies.lock().unwrap();
         let copy = copies.pages.get(&entry.0)?;
         (!copy.pooled).then(|| place_of(entry))
@@ -220,20 +220,20 @@ impl Store for Sim {
     fn make_room(&self) -> bool {
         self.plan.beyond && self.demote(0, 8) > 0
     }
-    fn has_beyond(&self) -> bool {
+    fn has_far_tier(&self) -> bool {
         self.plan.beyond
     }
-    fn is_on_its_way(&self, _: PageId, place: DeepPlace) -> bool {
+    fn is_in_flight(&self, _: PageId, place: ExtentRef) -> bool {
         self.copies
             .lock()
             .unwrap()
             .on_their_way
             .contains(&place.extent)
     }
-    fn load_beyond(
+    fn load_far_tier(
         &self,
         entry: SwapEntry,
-        place: DeepPlace,
+        place: ExtentRef,
         page: &mut PageBuf,
         _: &mut Stored,
     ) -> Result<(), Lost> {
@@ -251,13 +251,13 @@ impl Store for Sim {
         self.saw("read beyond the pool");
         Ok(())
     }
-    fn arrives(&self, _: PageId, place: DeepPlace) {
+    fn wait_for_arrival(&self, _: PageId, place: ExtentRef) {
         self.arrive(Some(place.extent));
     }
     fn absorb(&self) {
         self.arrive(None);
     }
-    fn keep(&self, entry: SwapEntry, _: DeepPlace, _: &Stored) {
+    fn keep(&self, entry: SwapEntry, _: ExtentRef, _: &Stored) {
         if let Some(copy) = self.copies.lock().unwrap().pages.get_mut(&entry.0) {
             copy.pooled = true;
         }
@@ -265,7 +265,7 @@ impl Store for Sim {
     fn fetch(&self, extent: u32) {
         self.copies.lock().unwrap().on_their_way.insert(extent);
     }
-    fn read_ahead(&self, _: PageId, place: DeepPlace) -> bool {
+    fn read_ahead(&self, _: PageId, place: ExtentRef) -> bool {
         self.fetch(place.extent);
         true
     }

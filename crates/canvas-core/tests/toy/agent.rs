@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use canvas_core::swap::classes::HEADER_BYTES;
 use canvas_core::swap::extent::EXTENT_BYTES;
-use canvas_shm::mailbox::{Ask, Kind, REQUESTS, Status};
-use canvas_types::DeepPlace;
+use canvas_shm::mailbox::{Kind, REQUESTS, RequestFields, Status};
+use canvas_types::ExtentRef;
 
 use super::World;
 
@@ -25,7 +25,7 @@ pub enum Mood {
 pub struct Agent {
     extents: HashMap<u32, Box<[u8; EXTENT_BYTES]>>,
     /// Requests taken and not answered.
-    at_work: Vec<(usize, Ask)>,
+    at_work: Vec<(usize, RequestFields)>,
     pub mood: Mood,
     seed: u64,
 }
@@ -50,7 +50,7 @@ impl Agent {
 
     /// Takes the posted requests.
     pub fn collect(&mut self, w: &World) {
-        let (posted, _) = w.mailbox.news();
+        let (posted, _) = w.mailbox.take_new();
         for i in (0..REQUESTS).filter(|i| posted & 1 << i != 0) {
             if let Some((ask, _)) = w.mailbox.take(i) {
                 self.at_work.push((i, ask));
@@ -62,7 +62,7 @@ impl Agent {
     pub fn at_work_on(&self, w: &World, i: usize) -> Option<u32> {
         let at = self.at_work.iter().find(|(k, _)| *k == i);
         match at {
-            Some((_, ask)) => w.mailbox.wanted(i).then_some(ask.extent),
+            Some((_, ask)) => w.mailbox.is_awaited(i).then_some(ask.extent),
             None if w.mailbox.ended(i).is_some() => {
                 Some(w.answered[i].load(std::sync::atomic::Ordering::Relaxed))
             }
@@ -71,7 +71,7 @@ impl Agent {
     }
 
     /// The bytes of a record.
-    pub fn record(&self, place: DeepPlace) -> Option<Vec<u8>> {
+    pub fn record(&self, place: ExtentRef) -> Option<Vec<u8>> {
         let at = place.offset as usize;
         let len = HEADER_BYTES + place.len as usize;
         Some(self.extents.get(&place.extent)?[at..at + len].to_vec())

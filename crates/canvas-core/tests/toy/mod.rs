@@ -26,7 +26,7 @@ use canvas_core::swap::{
 use canvas_shm::Counter;
 use canvas_shm::mailbox::{FETCHES, Mailbox, REQUESTS, Status, WRITES};
 use canvas_types::sync::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering, Threads};
-use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
+use canvas_types::{ExtentRef, PAGE_SIZE, PageBuf, SwapEntry};
 
 use agent::Agent;
 
@@ -318,7 +318,7 @@ impl PoolBudget for Budget<'_> {
         self.0.used.fetch_add(bytes, Ordering::Relaxed);
         true
     }
-    fn deep_gone(&self, place: DeepPlace) {
+    fn drop_extent_ref(&self, place: ExtentRef) {
         self.0.extent_book().unhold(place.extent, &OurSlabs(self.0));
     }
 }
@@ -333,7 +333,7 @@ pub struct Toy<'a> {
 
 impl Pages for Toy<'_> {
     type Seen = Word;
-    fn look(&self, page: u32) -> Option<Word> {
+    fn read_state(&self, page: u32) -> Option<Word> {
         let word = self.w.words.get(page as usize)?;
         Some(Word(word.load(Ordering::Acquire)))
     }
@@ -361,7 +361,7 @@ impl Pages for Toy<'_> {
             page,
             match outcome {
                 PageOutcome::Unchanged => seen,
-                PageOutcome::InFar if far => Word(seen.0 | BEYOND),
+                PageOutcome::InFarTier if far => Word(seen.0 | BEYOND),
                 PageOutcome::InPool if far => Word(seen.0 & !BEYOND),
                 PageOutcome::PromotedAhead if far => Word(seen.0 & !BEYOND | REFERENCED),
                 PageOutcome::NoCopy if !far => Word(seen.0 & !COPY),
@@ -369,13 +369,13 @@ impl Pages for Toy<'_> {
             },
         );
     }
-    fn oldest(&self, look_max: Option<usize>, mut take: impl FnMut(u32, Word) -> bool) {
+    fn oldest(&self, scan_max: Option<usize>, mut take: impl FnMut(u32, Word) -> bool) {
         if self.w.all_used.load(Relaxed) > 0 {
             self.w.all_used.fetch_sub(1, Relaxed);
             return;
         }
         let n = self.w.words.len();
-        let rounds = if look_max.is_some() { 1 } else { 2 };
+        let rounds = if scan_max.is_some() { 1 } else { 2 };
         for _ in 0..n * rounds {
             let page = self.w.hand.load(Relaxed) as usize % n;
             let seen = Word(self.w.words[page].load(Ordering::Acquire));
@@ -428,7 +428,7 @@ impl Host for Toy<'_> {
     fn pool_configured_bytes(&self) -> u64 {
         self.pool_bound_bytes() as u64
     }
-    fn keeps_places(&self) -> bool {
+    fn keeps_far_copies(&self) -> bool {
         self.w.keeps
     }
     fn ask_for_pool(&self, _: PoolPeer) -> bool {
@@ -455,7 +455,7 @@ impl Channel for Toy<'_> {
     fn mailbox(&self) -> &Mailbox {
         &self.w.mailbox
     }
-    fn ring(&self) {}
+    fn notify_agent(&self) {}
     fn read<R>(&self, of: &Request, on: impl FnOnce(&[u8; EXTENT_BYTES]) -> R) -> R {
         on(&self.w.buffers[of.index()].try_lock().expect("ours alone"))
     }
@@ -469,7 +469,7 @@ impl Channel for Toy<'_> {
     fn sleep(&self, _: &AtomicU32, _: u32, ns: u64) {
         self.w.moment(ns / 100);
     }
-    fn give_way(&self) {
+    fn yield_cpu(&self) {
         self.w.moment(1_000);
     }
     fn wait_ns_max(&self) -> u64 {
@@ -519,7 +519,7 @@ impl Toy<'_> {
     }
 
     pub fn word(&self, page: u32) -> Word {
-        self.look(page).unwrap()
+        self.read_state(page).unwrap()
     }
 
     /// Writes to a page of local memory. True when it was local, or new.
@@ -567,7 +567,7 @@ impl Toy<'_> {
             return false;
         };
         *self.w.local[page as usize].lock().unwrap() = Content { seed: 3, len: 9 };
-        let beyond = self.pool.deep_place(outcome.entry).is_some();
+        let beyond = self.pool.extent_ref(outcome.entry).is_some();
         self.put(
             page,
             Word::of(FAR, outcome.entry, if beyond { BEYOND } else { 0 }),
@@ -603,14 +603,14 @@ impl Toy<'_> {
             let mut came_from = None;
             match self.pool.load(seen.entry(), &mut out, &mut scratch) {
                 Ok(()) => {}
-                Err(LoadError::Deep(place)) if channel::is_on_its_way(self, page, place) => {
+                Err(LoadError::InFarTier(place)) if channel::is_in_flight(self, page, place) => {
                     self.publish(page, seen, PageOutcome::Unchanged);
-                    completion::arrives(self, page, place);
+                    completion::wait_for_arrival(self, page, place);
                     // Another thread may be completing it.
                     yield_now();
                     continue;
                 }
-                Err(LoadError::Deep(place)) => {
+                Err(LoadError::InFarTier(place)) => {
                     let loaded = fetch::load(self, seen.entry(), place, &mut out, &mut stored);
                     if let Err(lost) = loaded {
                         self.publish(page, seen, PageOutcome::Unchanged);
@@ -623,12 +623,12 @@ impl Toy<'_> {
             assert!(*out == *want.bytes(), "page {page} came back as another");
             fetch::used(self, seen.entry());
             if came_from.is_none() && seen.has(REFERENCED) {
-                fetch::used_beside(self);
+                fetch::neighbour_used(self);
             }
             if let Some(place) = came_from
                 && neighbours
             {
-                fetch::comes_beside(self, place.extent);
+                fetch::fetch_neighbours(self, place.extent);
                 fetch::keep(self, seen.entry(), place, &stored);
             }
             *self.w.local[page as usize].lock().unwrap() = want;
@@ -648,7 +648,7 @@ impl Toy<'_> {
         if seen.state() != FAR || !self.claim(page, seen) {
             return false;
         }
-        let place = self.pool.deep_place(seen.entry());
+        let place = self.pool.extent_ref(seen.entry());
         let asked = place.is_some_and(|place| fetch::ahead(self, page, place));
         self.publish(page, seen, PageOutcome::Unchanged);
         asked
@@ -679,7 +679,7 @@ impl Toy<'_> {
             let (word, want) = (self.word(page), contents(page));
             let entry = word.entry();
             entries += u64::from(entry.is_some());
-            let places = [self.pool.deep_place(entry), self.pool.home_place(entry)];
+            let places = [self.pool.extent_ref(entry), self.pool.home_ref(entry)];
             for place in places.into_iter().flatten().filter(|_| entry.is_some()) {
                 named[place.extent as usize] += 1;
             }
@@ -732,7 +732,7 @@ impl Toy<'_> {
             .load(entry, &mut out, &mut Box::new(Scratch::new()))
         {
             Ok(()) => {}
-            Err(LoadError::Deep(place)) => {
+            Err(LoadError::InFarTier(place)) => {
                 let stored = agent
                     .record(place)
                     .unwrap_or_else(|| panic!("page {page}: {place:?}"));

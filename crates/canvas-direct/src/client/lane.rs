@@ -1,21 +1,21 @@
 //! One direct read channel: a connection to a donor, from its opening on.
 
-use canvas_shm::lanes::{KEYS_BYTES, Way};
-use canvas_shm::mailbox::Ask;
+use canvas_shm::lanes::{KEYS_BYTES, ReadTarget};
+use canvas_shm::mailbox::RequestFields;
 use canvas_sys::gate;
 use canvas_sys::net::Stream;
 use canvas_types::contention::Contention;
-use canvas_types::look::Look;
+use canvas_types::spin::SpinBudget;
 
 use super::Process;
-use super::pairing::{By, Pairing, With};
+use super::pairing::{Pairing, PairingContext, ReadMethod};
 use super::pairs::{Pairs, Refused};
 use crate::wire::record::RecordKey;
 use crate::wire::{Caller, Code, HEAD_BYTES, Keys, READ_BYTES_MAX, Read, Ticket};
 
 /// How long to poll for an answer at least before sleeping, where the donor may run on another processor: a near donor
 /// takes less. On a single processor it cannot answer meanwhile.
-const LOOK_NS: u64 = 50_000;
+const SPIN_NS: u64 = 50_000;
 /// A donor that takes longer is left to the agent.
 const PATIENCE_NS: u64 = 20_000_000;
 /// Time limit for opening a channel.
@@ -58,9 +58,9 @@ pub struct Lane {
     /// Bytes of an answer received so far.
     got: usize,
     /// Another processor is available for the donor.
-    looks: bool,
+    may_spin: bool,
     /// Recent answer times.
-    look: Look,
+    spin: SpinBudget,
     has_slept: bool,
     strikes: u32,
     pairing: Pairing,
@@ -68,9 +68,9 @@ pub struct Lane {
 }
 
 /// The record to read, and how it may be read.
-pub struct Wanted<'r> {
-    pub way: &'r Way<'r>,
-    pub ask: &'r Ask,
+pub struct RecordRead<'r> {
+    pub target: &'r ReadTarget<'r>,
+    pub ask: &'r RequestFields,
     /// The record's seal number.
     pub seal: u64,
     /// The current period in which queue pairs may be used, if they may.
@@ -79,9 +79,9 @@ pub struct Wanted<'r> {
 
 /// How a record was read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Came {
-    OverConnection,
-    ByPair,
+pub enum ReadVia {
+    Connection,
+    Pair,
 }
 
 impl Lane {
@@ -94,8 +94,8 @@ impl Lane {
             records: None,
             ticket: [0; 16],
             got: 0,
-            looks: false,
-            look: Look::new(LOOK_NS),
+            may_spin: false,
+            spin: SpinBudget::new(SPIN_NS),
             has_slept: false,
             strikes: 0,
             pairing: Pairing::new(),
@@ -130,15 +130,15 @@ impl Lane {
         &mut self,
         stream: Stream,
         (ticket, has_pairs): (Ticket, bool),
-        looks: bool,
+        may_spin: bool,
         now_ns: u64,
     ) {
         self.pairing.begin(has_pairs);
         self.stage = Stage::Connecting(now_ns);
         self.stream = Some(stream);
-        (self.ticket, self.looks) = (ticket, looks);
+        (self.ticket, self.may_spin) = (ticket, may_spin);
         (self.got, self.strikes) = (0, 0);
-        (self.look, self.has_slept) = (Look::new(LOOK_NS), false);
+        (self.spin, self.has_slept) = (SpinBudget::new(SPIN_NS), false);
     }
 
     /// Sets the keys of its messages.
@@ -176,7 +176,7 @@ impl Lane {
             match stream.send(&opening) {
                 Ok(true) => self.stage = Stage::Opening(now_ns),
                 Ok(false) => {
-                    caller.take_back();
+                    caller.undo_opening();
                     return Err(waits(since));
                 }
                 Err(_) => return Err(Failed::Broken),
@@ -188,7 +188,7 @@ impl Lane {
             let Some(head) = self.answer[..self.got].first_chunk::<HEAD_BYTES>() else {
                 return Err(waits(since));
             };
-            let answer = caller.answered(head).map_err(|_| Failed::Broken)?;
+            let answer = caller.decode_head(head).map_err(|_| Failed::Broken)?;
             if answer.code != Code::Done || stream.set_patience(PATIENCE_NS).is_err() {
                 return Err(Failed::Broken);
             }
@@ -202,15 +202,15 @@ impl Lane {
     pub fn read(
         &mut self,
         index: usize,
-        wanted: &Wanted<'_>,
+        wanted: &RecordRead<'_>,
         contention: &Contention,
         process: &impl Process,
-    ) -> Result<Came, Failed> {
+    ) -> Result<ReadVia, Failed> {
         let (Some(stream), Some(caller)) = (self.stream, &mut self.caller) else {
             return Err(Failed::Broken);
         };
         is_here(stream, &mut self.strikes)?;
-        let mut with = With {
+        let mut with = PairingContext {
             lane: index,
             pairs: process.pairs(),
             stream,
@@ -219,40 +219,47 @@ impl Lane {
         };
         let by = self
             .pairing
-            .by((wanted.pairs, wanted.way.handle), &mut with)?;
+            .read_method((wanted.pairs, wanted.target.handle), &mut with)?;
         let mut wait = Wait {
             stream,
             contention,
             process,
             begun_ns: with.now_ns,
-            look_ns: if self.looks { self.look.limit_ns() } else { 0 },
+            spin_ns: if self.may_spin {
+                self.spin.limit_ns()
+            } else {
+                0
+            },
             sleeps: false,
             got: 0,
         };
         let record = HEAD_BYTES..HEAD_BYTES + wanted.ask.len as usize;
         let came = match by {
-            By::Connection => {
+            ReadMethod::Connection => {
                 receive(caller, &mut wait, wanted, &mut self.answer[..record.end])?;
-                Came::OverConnection
+                ReadVia::Connection
             }
-            By::Pair(exposed) => {
+            ReadMethod::Pair(exposed) => {
                 let pairs = process.pairs();
-                let offset = wanted.way.offset;
-                if pairs.ask(index, exposed, offset, record.len()).is_err() {
+                let offset = wanted.target.offset;
+                if pairs
+                    .post_read(index, exposed, offset, record.len())
+                    .is_err()
+                {
                     // The connection is unaffected.
                     self.pairing.refuse(index, pairs);
                     return Err(Failed::Busy);
                 }
                 // The answer needs no processor.
-                wait.look_ns = self.look.limit_ns();
-                wait.look(index, &mut self.answer[record.clone()])?;
-                Came::ByPair
+                wait.spin_ns = self.spin.limit_ns();
+                wait.poll_device(index, &mut self.answer[record.clone()])?;
+                ReadVia::Pair
             }
         };
         self.has_slept = wait.sleeps;
-        self.look
-            .came(process.now_ns().saturating_sub(wait.begun_ns));
-        let Wanted { ask, seal, .. } = *wanted;
+        self.spin
+            .record(process.now_ns().saturating_sub(wait.begun_ns));
+        let RecordRead { ask, seal, .. } = *wanted;
         let records = self.records.as_ref().ok_or(Failed::Broken)?;
         records
             .open(
@@ -270,22 +277,22 @@ impl Lane {
 fn receive(
     caller: &mut Caller,
     wait: &mut Wait<'_, impl Process>,
-    wanted: &Wanted<'_>,
+    wanted: &RecordRead<'_>,
     answer: &mut [u8],
 ) -> Result<(), Failed> {
     let read = Read {
-        handle: wanted.way.handle,
-        offset: wanted.way.offset,
+        handle: wanted.target.handle,
+        offset: wanted.target.offset,
         len: wanted.ask.len,
     };
-    let message = caller.ask(read).map_err(|_| Failed::Broken)?;
+    let message = caller.read(read).map_err(|_| Failed::Broken)?;
     if wait.stream.send(&message) != Ok(true) {
         return Err(Failed::Broken);
     }
     // The record follows the head, usually together with it.
     wait.fill(answer, HEAD_BYTES)?;
     let head = answer.first_chunk::<HEAD_BYTES>();
-    let head = head.and_then(|head| caller.answered(head).ok());
+    let head = head.and_then(|head| caller.decode_head(head).ok());
     let code = head.ok_or(Failed::Broken)?.code;
     if code != Code::Done && wait.got > HEAD_BYTES {
         return Err(Failed::Broken);
@@ -320,7 +327,7 @@ struct Wait<'w, P> {
     process: &'w P,
     begun_ns: u64,
     /// Time to poll before sleeping.
-    look_ns: u64,
+    spin_ns: u64,
     sleeps: bool,
     /// Bytes received.
     got: usize,
@@ -336,7 +343,7 @@ impl<P: Process> Wait<'_, P> {
                 return Err(Failed::Broken);
             }
             // Nothing can have arrived just after the request was sent, so yield to the peer first.
-            self.sleeps |= !self.looks_on(now, waited);
+            self.sleeps |= !self.spin_once(now, waited);
             let came = self.stream.receive(&mut answer[self.got..], self.sleeps);
             self.got += came.map_err(|_| Failed::Broken)?;
         }
@@ -344,26 +351,26 @@ impl<P: Process> Wait<'_, P> {
     }
 
     /// Yields the processor once, while it is not yet time to sleep. False when it is.
-    fn looks_on(&self, now: u64, waited: u64) -> bool {
-        let looks = waited < self.look_ns && !self.contention.is_here(now);
-        if looks {
+    fn spin_once(&self, now: u64, waited: u64) -> bool {
+        let spins = waited < self.spin_ns && !self.contention.is_contended(now);
+        if spins {
             gate::give_way();
-            self.contention.gave_way(now, self.process.now_ns());
+            self.contention.record_yield(now, self.process.now_ns());
         }
-        looks
+        spins
     }
 
     /// Waits for what the channel's device was asked to read. There is nothing to sleep on.
-    fn look(&mut self, index: usize, record: &mut [u8]) -> Result<(), Failed> {
+    fn poll_device(&mut self, index: usize, record: &mut [u8]) -> Result<(), Failed> {
         let broken = |Refused| Failed::Broken;
         let pairs = self.process.pairs();
-        while !pairs.take(index, record).map_err(broken)? {
+        while !pairs.poll_read(index, record).map_err(broken)? {
             let now = self.process.now_ns();
             let waited = now.saturating_sub(self.begun_ns);
             if waited > PATIENCE_NS {
                 return Err(Failed::Broken);
             }
-            if !self.looks_on(now, waited) {
+            if !self.spin_once(now, waited) {
                 self.sleeps = true;
                 gate::wait(NAP_NS);
             }

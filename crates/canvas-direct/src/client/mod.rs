@@ -7,7 +7,7 @@
 //! signal stacks of 8 KiB, of which the signal's frame takes 3.
 
 use canvas_shm::lanes::{DONORS_MAX, Donor};
-use canvas_shm::{Far, mailbox::Ask};
+use canvas_shm::{Far, mailbox::RequestFields};
 use canvas_sys::net::{Address, Stream};
 use canvas_sys::proc;
 use canvas_types::contention::Contention;
@@ -17,12 +17,12 @@ use spin::{Mutex, MutexGuard};
 
 use crate::wire::{HEAD_BYTES, READ_BYTES_MAX};
 
+pub mod handoff;
 mod lane;
 mod pairing;
 pub mod pairs;
-pub mod turn;
 
-use lane::{Came, Failed, Lane, Stage, Wanted};
+use lane::{Failed, Lane, ReadVia, RecordRead, Stage};
 use pairs::Pairs;
 
 /// Channels of a process.
@@ -54,7 +54,7 @@ pub trait Process {
 }
 
 /// A slot for a channel.
-struct Place {
+struct ChannelSlot {
     /// The donor's index + 1, while its channel is not closed.
     donor: AtomicU32,
     /// Only ever locked by try_lock.
@@ -63,7 +63,7 @@ struct Place {
 
 /// A process's channels to the donors of its tenant.
 pub struct Lanes {
-    places: [Place; COUNT],
+    slots: [ChannelSlot; COUNT],
     /// One pause for each donor.
     rests: [Backoff<PAUSE_NS, PAUSE_NS_MAX>; DONORS_MAX],
     /// The process may not make the system calls that channels need.
@@ -81,7 +81,7 @@ impl Default for Lanes {
 /// A channel that the caller owns until it is dropped.
 struct Claim<'l> {
     lane: MutexGuard<'l, Lane>,
-    place: &'l Place,
+    slot: &'l ChannelSlot,
     index: usize,
 }
 
@@ -92,7 +92,7 @@ impl Claim<'_> {
             stream.close();
         }
         process.keep_fd(self.index, -1);
-        self.place.donor.store(0, Ordering::Relaxed);
+        self.slot.donor.store(0, Ordering::Relaxed);
     }
 
     /// Starts to connect. False when that is impossible; an error when the donor is to be left alone for a while.
@@ -100,26 +100,26 @@ impl Claim<'_> {
     #[inline(never)]
     fn begin(&mut self, far: &Far, donor: usize, process: &impl Process) -> Result<bool, Failed> {
         let there: &Donor = &far.lanes.donors[donor];
-        let Some(place) = there.place() else {
+        let Some(at) = there.address() else {
             return Ok(false);
         };
         let Some((ticket, keys)) = there.take_ticket() else {
             return Ok(false);
         };
         let address = Address {
-            ip: place.ip,
-            port: place.port,
-            is_v6: place.is_v6,
+            ip: at.ip,
+            port: at.port,
+            is_v6: at.is_v6,
         };
         let stream = Stream::begin(address, process.fd_floor()).map_err(|_| Failed::Broken)?;
         process.keep_fd(self.index, stream.fd());
         let (lane, now_ns) = (&mut *self.lane, process.now_ns());
-        let has_pairs = place.has_rdma && process.pairs().are_there();
+        let has_pairs = at.has_rdma && process.pairs().available();
         lane.begin(stream, (ticket, has_pairs), proc::processors() > 1, now_ns);
         // One after the other, each in place, because a fault may have a small stack.
         lane.set_caller(&keys);
         lane.set_records(&far.lanes.key(), far.tenant());
-        self.place.donor.store(donor as u32 + 1, Ordering::Relaxed);
+        self.slot.donor.store(donor as u32 + 1, Ordering::Relaxed);
         Ok(true)
     }
 }
@@ -128,8 +128,8 @@ impl Lanes {
     /// Without open channels.
     pub const fn new() -> Lanes {
         Lanes {
-            places: [const {
-                Place {
+            slots: [const {
+                ChannelSlot {
                     donor: AtomicU32::new(0),
                     lane: Mutex::new(Lane::new()),
                 }
@@ -148,19 +148,19 @@ impl Lanes {
 
     /// Closes all channels that no thread uses now: at the end, or in a fork's child, because they are the parent's.
     pub fn close(&self, process: &impl Process) {
-        for (index, place) in self.places.iter().enumerate() {
-            if place.donor.load(Ordering::Relaxed) != 0
-                && let Some(mut claim) = self.claim_place(index)
+        for (index, slot) in self.slots.iter().enumerate() {
+            if slot.donor.load(Ordering::Relaxed) != 0
+                && let Some(mut claim) = self.claim_slot(index)
             {
                 claim.close(process);
             }
         }
     }
 
-    fn claim_place(&self, index: usize) -> Option<Claim<'_>> {
-        let place = &self.places[index];
-        let lane = place.lane.try_lock()?;
-        Some(Claim { lane, place, index })
+    fn claim_slot(&self, index: usize) -> Option<Claim<'_>> {
+        let slot = &self.slots[index];
+        let lane = slot.lane.try_lock()?;
+        Some(Claim { lane, slot, index })
     }
 
     /// Advances the opening of a channel as far as possible now. True when it is open.
@@ -186,15 +186,15 @@ impl Lanes {
     fn claim(&self, far: &Far, donor: usize, process: &impl Process) -> Option<Claim<'_>> {
         let number = donor as u32 + 1;
         let (mut of_it, mut closed) = (0, None);
-        for (i, place) in self.places.iter().enumerate() {
-            match place.donor.load(Ordering::Relaxed) {
+        for (i, slot) in self.slots.iter().enumerate() {
+            match slot.donor.load(Ordering::Relaxed) {
                 0 => closed = closed.or(Some(i)),
                 n if n == number => {
                     of_it += 1;
-                    let Some(mut claim) = self.claim_place(i) else {
+                    let Some(mut claim) = self.claim_slot(i) else {
                         continue;
                     };
-                    if claim.place.donor.load(Ordering::Relaxed) != number {
+                    if claim.slot.donor.load(Ordering::Relaxed) != number {
                         continue;
                     }
                     // Only one is opened at a time.
@@ -209,7 +209,7 @@ impl Lanes {
         if of_it >= OF_A_DONOR || rest.is_paused(process.now_ns()) || process.has_own_fds() {
             return None;
         }
-        let mut claim = self.claim_place(closed?)?;
+        let mut claim = self.claim_slot(closed?)?;
         if claim.lane.stage() != Stage::Closed {
             return None;
         }
@@ -227,16 +227,22 @@ impl Lanes {
 
     /// Reads what `ask` names from a donor, and puts the first bytes of the record into `to`. False when the agent must
     /// read it. The caller keeps the extent from being rewritten meanwhile.
-    pub fn read(&self, far: &Far, ask: &Ask, to: &mut [u8], process: &impl Process) -> bool {
+    pub fn read(
+        &self,
+        far: &Far,
+        ask: &RequestFields,
+        to: &mut [u8],
+        process: &impl Process,
+    ) -> bool {
         let lanes = &far.lanes;
         if !lanes.is_direct() || self.forbidden.load(Ordering::Relaxed) {
             return false;
         }
         let (extent, len) = (ask.extent as usize, ask.len as usize);
-        let Some(way) = far.way(ask) else {
+        let Some(target) = far.read_target(ask) else {
             return false;
         };
-        let donor = way.donor;
+        let donor = target.donor;
         // A record that verifies under this number is the last one written.
         let seal = far.seals[extent].load(Ordering::Acquire);
         let fits = (to.len()..=READ_BYTES_MAX).contains(&len);
@@ -251,8 +257,8 @@ impl Lanes {
             return false;
         };
         let begun_ns = process.now_ns();
-        let wanted = Wanted {
-            way: &way,
+        let wanted = RecordRead {
+            target: &target,
             ask,
             seal,
             pairs: lanes.pairs(),
@@ -261,12 +267,12 @@ impl Lanes {
         let outcome = claim.lane.read(index, &wanted, &self.contention, process);
         let stats = &far.stats;
         match outcome {
-            Ok(came) => {
+            Ok(via) => {
                 to.copy_from_slice(&claim.lane.answer()[HEAD_BYTES..][..to.len()]);
                 self.rests[donor].succeeded();
-                way.route.note();
+                target.route.note();
                 stats.lane_reads.fetch_add(1, Ordering::Relaxed);
-                if came == Came::ByPair {
+                if via == ReadVia::Pair {
                     stats.lane_pair_reads.fetch_add(1, Ordering::Relaxed);
                 }
                 stats.lane_bytes.fetch_add(len as u64, Ordering::Relaxed);
@@ -279,7 +285,7 @@ impl Lanes {
                 claim.close(process);
                 self.rests[donor].failed(process.now_ns());
             }
-            Err(Failed::Elsewhere) => way.route.clear(),
+            Err(Failed::Elsewhere) => target.route.clear(),
             Err(Failed::Busy) => {}
         }
         stats.lane_failures.fetch_add(1, Ordering::Relaxed);

@@ -4,10 +4,10 @@ use canvas_sys::net::Stream;
 use canvas_types::rdma::{Exposed, QUEUE_PAIR_BYTES, QueuePair};
 
 use super::lane::{Failed, OPENING_NS};
-use super::pairs::{Pairs, Standing};
-use crate::wire::{Caller, Code, GIVEN_BYTES, Given, HEAD_BYTES, exposed_from_bytes, follows};
+use super::pairs::{PairState, Pairs};
+use crate::wire::{Caller, Code, HEAD_BYTES, TAIL_BYTES, Tail, exposed_from_bytes, tail_bytes};
 
-const _: () = assert!(QUEUE_PAIR_BYTES == GIVEN_BYTES);
+const _: () = assert!(QUEUE_PAIR_BYTES == TAIL_BYTES);
 
 /// Slabs whose keys a channel remembers. Later ones replace earlier ones.
 const KEYS: usize = 32;
@@ -34,7 +34,7 @@ enum Stage {
 
 /// What is known about a slab.
 #[derive(Clone, Copy)]
-struct Known {
+struct CachedKey {
     handle: u64,
     /// `None`: it is not exposed.
     exposed: Option<Exposed>,
@@ -42,7 +42,7 @@ struct Known {
 
 /// How to read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum By {
+pub enum ReadMethod {
     /// Over the channel's connection.
     Connection,
     /// By its queue pair.
@@ -54,10 +54,10 @@ pub struct Pairing {
     stage: Stage,
     /// The period ([`canvas_shm::lanes::Lanes::pairs`]) in which it was requested.
     number: u32,
-    known: [Option<Known>; KEYS],
+    known: [Option<CachedKey>; KEYS],
     /// Bytes of an answer received so far.
     got: usize,
-    answer: [u8; HEAD_BYTES + GIVEN_BYTES],
+    answer: [u8; HEAD_BYTES + TAIL_BYTES],
 }
 
 impl Pairing {
@@ -68,7 +68,7 @@ impl Pairing {
             number: 0,
             known: [None; KEYS],
             got: 0,
-            answer: [0; HEAD_BYTES + GIVEN_BYTES],
+            answer: [0; HEAD_BYTES + TAIL_BYTES],
         }
     }
 
@@ -92,7 +92,7 @@ impl Pairing {
 
     /// Ends the queue pair, if there is one.
     fn forget(&mut self, lane: usize, pairs: &impl Pairs) {
-        if pairs.standing(lane) != Standing::None {
+        if pairs.state(lane) != PairState::None {
             pairs.end(lane);
         }
         // In place, because a fault may have a small stack.
@@ -113,17 +113,17 @@ impl Pairing {
     /// How to read from the slab now. `number` is the current period in which queue pairs may be used. An error when
     /// the channel is waiting for an answer other than data.
     #[inline]
-    pub fn by(
+    pub fn read_method(
         &mut self,
         (number, handle): (Option<u32>, u64),
-        with: &mut With<'_, impl Pairs>,
-    ) -> Result<By, Failed> {
+        with: &mut PairingContext<'_, impl Pairs>,
+    ) -> Result<ReadMethod, Failed> {
         match self.stage {
-            Stage::Never => Ok(By::Connection),
-            Stage::None if number.is_none() => Ok(By::Connection),
-            Stage::Refused if number.is_none_or(|n| n == self.number) => Ok(By::Connection),
+            Stage::Never => Ok(ReadMethod::Connection),
+            Stage::None if number.is_none() => Ok(ReadMethod::Connection),
+            Stage::Refused if number.is_none_or(|n| n == self.number) => Ok(ReadMethod::Connection),
             Stage::Ready if number == Some(self.number) => match self.exposed(handle) {
-                Some(exposed) => Ok(exposed.map_or(By::Connection, By::Pair)),
+                Some(exposed) => Ok(exposed.map_or(ReadMethod::Connection, ReadMethod::Pair)),
                 None => self.step((number, handle), with),
             },
             _ => self.step((number, handle), with),
@@ -136,8 +136,8 @@ impl Pairing {
     fn step(
         &mut self,
         (number, handle): (Option<u32>, u64),
-        with: &mut With<'_, impl Pairs>,
-    ) -> Result<By, Failed> {
+        with: &mut PairingContext<'_, impl Pairs>,
+    ) -> Result<ReadMethod, Failed> {
         let lane = with.lane;
         // A pending answer must be received, whatever its use.
         match self.stage {
@@ -156,7 +156,7 @@ impl Pairing {
                 let exposed = self.answered(since, with)?.map(|g| exposed_from_bytes(&g));
                 self.stage = Stage::Ready;
                 if exposed != Err(Code::UnknownHandle) {
-                    self.known[Pairing::place(of)] = Some(Known {
+                    self.known[Pairing::place(of)] = Some(CachedKey {
                         handle: of,
                         exposed: exposed.ok(),
                     });
@@ -169,30 +169,30 @@ impl Pairing {
         if self.stage != Stage::None && number != Some(self.number) {
             self.forget(lane, with.pairs);
         }
-        match (self.stage, with.pairs.standing(lane), number) {
-            (Stage::None, Standing::None, Some(number)) => {
+        match (self.stage, with.pairs.state(lane), number) {
+            (Stage::None, PairState::None, Some(number)) => {
                 if let Some(local) = with.stream.local() {
                     with.pairs.make(lane, local);
                     (self.stage, self.number) = (Stage::Making, number);
                 }
             }
-            (Stage::Making, Standing::Made(end), _) => {
+            (Stage::Making, PairState::Made(end), _) => {
                 let message = with.caller.join(&end).map_err(|_| Failed::Broken)?;
                 with.send(&message)?;
                 self.stage = Stage::Joining(with.now_ns);
                 return Err(Failed::Busy);
             }
-            (Stage::Connecting, Standing::Ready, _) => self.stage = Stage::Ready,
-            (Stage::Making | Stage::Connecting, Standing::Failed | Standing::None, _) => {
+            (Stage::Connecting, PairState::Ready, _) => self.stage = Stage::Ready,
+            (Stage::Making | Stage::Connecting, PairState::Failed | PairState::None, _) => {
                 self.refuse(lane, with.pairs);
             }
             _ => {}
         }
         if self.stage != Stage::Ready {
-            return Ok(By::Connection);
+            return Ok(ReadMethod::Connection);
         }
         match self.exposed(handle) {
-            Some(exposed) => Ok(exposed.map_or(By::Connection, By::Pair)),
+            Some(exposed) => Ok(exposed.map_or(ReadMethod::Connection, ReadMethod::Pair)),
             None => {
                 let message = with.caller.expose(handle).map_err(|_| Failed::Broken)?;
                 with.send(&message)?;
@@ -206,12 +206,12 @@ impl Pairing {
     fn answered(
         &mut self,
         since_ns: u64,
-        with: &mut With<'_, impl Pairs>,
-    ) -> Result<Result<Given, Code>, Failed> {
+        with: &mut PairingContext<'_, impl Pairs>,
+    ) -> Result<Result<Tail, Code>, Failed> {
         let broken = |_| Failed::Broken;
         loop {
             let head = self.answer[..self.got].first_chunk::<HEAD_BYTES>();
-            let whole = HEAD_BYTES + head.map_or(0, |h| follows(h).min(GIVEN_BYTES));
+            let whole = HEAD_BYTES + head.map_or(0, |h| tail_bytes(h).min(TAIL_BYTES));
             if self.got >= whole && self.got >= HEAD_BYTES {
                 break;
             }
@@ -235,17 +235,17 @@ impl Pairing {
         let came = self.got - HEAD_BYTES;
         self.got = 0;
         if came == 0 {
-            let code = with.caller.answered(head).map_err(broken)?.code;
+            let code = with.caller.decode_head(head).map_err(broken)?.code;
             return Ok(Err(code));
         }
-        let given: Given = given.try_into().map_err(|_| Failed::Broken)?;
-        with.caller.given(head, &given).map_err(broken)?;
+        let given: Tail = given.try_into().map_err(|_| Failed::Broken)?;
+        with.caller.decode_tail(head, &given).map_err(broken)?;
         Ok(Ok(given))
     }
 }
 
 /// What a channel provides for this.
-pub struct With<'w, P> {
+pub struct PairingContext<'w, P> {
     /// The channel's number.
     pub lane: usize,
     pub pairs: &'w P,
@@ -254,7 +254,7 @@ pub struct With<'w, P> {
     pub now_ns: u64,
 }
 
-impl<P> With<'_, P> {
+impl<P> PairingContext<'_, P> {
     fn send(&self, message: &[u8]) -> Result<(), Failed> {
         if self.stream.send(message) == Ok(true) {
             Ok(())

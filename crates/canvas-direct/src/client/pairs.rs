@@ -8,7 +8,7 @@ use canvas_types::rdma::{Exposed, QueuePair};
 
 /// State of a channel's queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Standing {
+pub enum PairState {
     /// There is none.
     None,
     /// It is being created, connected or ended.
@@ -29,9 +29,9 @@ pub struct Refused;
 /// calls these for it.
 pub trait Pairs {
     /// Whether there can be any.
-    fn are_there(&self) -> bool;
+    fn available(&self) -> bool;
     /// The state of the channel's queue pair.
-    fn standing(&self, lane: usize) -> Standing;
+    fn state(&self, lane: usize) -> PairState;
     /// Requests creation, on the device with this local address.
     fn make(&self, lane: usize, local: Address);
     /// Requests to connect it to `peer`.
@@ -40,28 +40,29 @@ pub trait Pairs {
     fn end(&self, lane: usize);
     /// Starts to read `len` bytes, at most [`READ_BYTES_MAX`](crate::wire::READ_BYTES_MAX), from `offset` in an exposed
     /// slab.
-    fn ask(&self, lane: usize, from: Exposed, offset: u32, len: usize) -> Result<(), Refused>;
+    fn post_read(&self, lane: usize, from: Exposed, offset: u32, len: usize)
+    -> Result<(), Refused>;
     /// Copies what was read into `to`; false when it has not arrived.
-    fn take(&self, lane: usize, to: &mut [u8]) -> Result<bool, Refused>;
+    fn poll_read(&self, lane: usize, to: &mut [u8]) -> Result<bool, Refused>;
 }
 
 /// No queue pairs.
 pub struct NoPairs;
 
 impl Pairs for NoPairs {
-    fn are_there(&self) -> bool {
+    fn available(&self) -> bool {
         false
     }
-    fn standing(&self, _: usize) -> Standing {
-        Standing::None
+    fn state(&self, _: usize) -> PairState {
+        PairState::None
     }
     fn make(&self, _: usize, _: Address) {}
     fn connect(&self, _: usize, _: &QueuePair) {}
     fn end(&self, _: usize) {}
-    fn ask(&self, _: usize, _: Exposed, _: u32, _: usize) -> Result<(), Refused> {
+    fn post_read(&self, _: usize, _: Exposed, _: u32, _: usize) -> Result<(), Refused> {
         Err(Refused)
     }
-    fn take(&self, _: usize, _: &mut [u8]) -> Result<bool, Refused> {
+    fn poll_read(&self, _: usize, _: &mut [u8]) -> Result<bool, Refused> {
         Err(Refused)
     }
 }

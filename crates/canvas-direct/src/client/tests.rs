@@ -1,10 +1,10 @@
 extern crate std;
 
 use super::*;
-use crate::client::pairs::{Refused, Standing};
+use crate::client::pairs::{PairState, Refused};
 use crate::wire::record::RecordKey;
 use crate::wire::{
-    Answerer, Ask as Asks, Code, Keys, LENGTH_BYTES, MESSAGE_BYTES, exposed_to_bytes,
+    Answerer, Code, Keys, LENGTH_BYTES, LaneRequest, MESSAGE_BYTES, exposed_to_bytes,
 };
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
 use canvas_shm::mailbox::Kind;
@@ -54,7 +54,7 @@ enum Reads {
 /// A process with queue pairs, for which this test is the device.
 #[derive(Default)]
 struct Here {
-    standing: StdMutex<[Option<Standing>; COUNT]>,
+    standing: StdMutex<[Option<PairState>; COUNT]>,
     are_there: AtomicBool,
     /// Queue pairs cannot be created.
     fails: AtomicBool,
@@ -68,43 +68,49 @@ struct Here {
 }
 
 impl Here {
-    fn put(&self, lane: usize, standing: Standing) {
+    fn put(&self, lane: usize, standing: PairState) {
         self.standing.lock().unwrap()[lane] = Some(standing);
     }
 }
 
 impl Pairs for Here {
-    fn are_there(&self) -> bool {
+    fn available(&self) -> bool {
         self.are_there.load(Ordering::Relaxed)
     }
-    fn standing(&self, lane: usize) -> Standing {
-        self.standing.lock().unwrap()[lane].unwrap_or(Standing::None)
+    fn state(&self, lane: usize) -> PairState {
+        self.standing.lock().unwrap()[lane].unwrap_or(PairState::None)
     }
     fn make(&self, lane: usize, local: Address) {
-        assert_eq!(self.standing(lane), Standing::None);
+        assert_eq!(self.state(lane), PairState::None);
         assert_eq!(local.ip[..4], [127, 0, 0, 1]);
         self.made.fetch_add(1, Ordering::Relaxed);
         let fails = self.fails.load(Ordering::Relaxed);
         self.put(
             lane,
             if fails {
-                Standing::Failed
+                PairState::Failed
             } else {
-                Standing::Made(OURS)
+                PairState::Made(OURS)
             },
         );
     }
     fn connect(&self, lane: usize, peer: &QueuePair) {
-        assert_eq!((self.standing(lane), peer), (Standing::Made(OURS), &THEIRS));
-        self.put(lane, Standing::Ready);
+        assert_eq!((self.state(lane), peer), (PairState::Made(OURS), &THEIRS));
+        self.put(lane, PairState::Ready);
     }
     fn end(&self, lane: usize) {
-        assert_ne!(self.standing(lane), Standing::None);
+        assert_ne!(self.state(lane), PairState::None);
         self.ended.fetch_add(1, Ordering::Relaxed);
-        self.put(lane, Standing::None);
+        self.put(lane, PairState::None);
     }
-    fn ask(&self, lane: usize, from: Exposed, offset: u32, len: usize) -> Result<(), Refused> {
-        assert_eq!((self.standing(lane), from), (Standing::Ready, EXPOSED));
+    fn post_read(
+        &self,
+        lane: usize,
+        from: Exposed,
+        offset: u32,
+        len: usize,
+    ) -> Result<(), Refused> {
+        assert_eq!((self.state(lane), from), (PairState::Ready, EXPOSED));
         assert_eq!((offset, len), (3 * EXTENT_BYTES as u32 + OFFSET, LEN + 16));
         self.asked.fetch_add(1, Ordering::Relaxed);
         match *self.reads.lock().unwrap() {
@@ -112,7 +118,7 @@ impl Pairs for Here {
             _ => Ok(()),
         }
     }
-    fn take(&self, _: usize, to: &mut [u8]) -> Result<bool, Refused> {
+    fn poll_read(&self, _: usize, to: &mut [u8]) -> Result<bool, Refused> {
         to.copy_from_slice(&self.record.lock().unwrap());
         match *self.reads.lock().unwrap() {
             Reads::Fails => return Err(Refused),
@@ -204,13 +210,13 @@ fn serve(
             let mut message = std::vec![0; u16::from_le_bytes(length).into()];
             stream.read_exact(&mut message).unwrap();
             let does = *does.lock().unwrap();
-            let given = match answerer.asked(&message).unwrap() {
-                Asks::Read(read) => Err(read),
-                Asks::Join(end) => {
+            let given = match answerer.decode_request(&message).unwrap() {
+                LaneRequest::Read(read) => Err(read),
+                LaneRequest::Join(end) => {
                     assert_eq!(end, OURS);
                     Ok(THEIRS.to_bytes())
                 }
-                Asks::Expose(handle) => {
+                LaneRequest::Expose(handle) => {
                     assert_eq!(handle, HANDLE);
                     Ok(exposed_to_bytes(&EXPOSED))
                 }
@@ -223,7 +229,7 @@ fn serve(
                     continue;
                 }
                 Ok(given) => {
-                    let head = answerer.give(&given).unwrap();
+                    let head = answerer.answer_with_tail(&given).unwrap();
                     stream.write_all(&[&head[..], &given].concat()).unwrap();
                     continue;
                 }
@@ -279,7 +285,7 @@ impl World {
         let mut ip = [0; 16];
         ip[..4].copy_from_slice(&[127, 0, 0, 1]);
         let port = listener.local_addr().unwrap().port();
-        far.lanes.donors[1].set_place(Some(lanes::Place {
+        far.lanes.donors[1].set_address(Some(lanes::DonorAddress {
             ip,
             port,
             is_v6: false,
@@ -320,7 +326,7 @@ impl World {
     }
 
     fn read_at(&self, offset: u32) -> Option<[u8; LEN]> {
-        let ask = Ask {
+        let ask = RequestFields {
             kind: Kind::Read,
             extent: self.extent,
             offset,

@@ -11,9 +11,9 @@
 //! program ◄── head, tag, then `len` bytes as they are stored
 //! ```
 //!
-//! A donor with RDMA also accepts two other messages, distinguished by their lengths ([`Ask`]): the program's end of a
-//! queue pair, answered with the donor's, and a slab to be exposed to it, answered with its key. What follows the head
-//! of these answers ([`GIVEN_BYTES`]) is authenticated with the head's tag.
+//! A donor with RDMA also accepts two other messages, distinguished by their lengths ([`LaneRequest`]): the program's
+//! end of a queue pair, answered with the donor's, and a slab to be exposed to it, answered with its key. What follows
+//! the head of these answers ([`TAIL_BYTES`]) is authenticated with the head's tag.
 //!
 //! All integers are little endian. A message's number is its nonce, so a message that is changed, repeated, omitted or
 //! reordered does not verify. A head is in clear and authenticated by its tag. The stored bytes are not encrypted
@@ -48,11 +48,11 @@ pub const MESSAGE_BYTES: usize = BODY_BYTES + TAG_BYTES;
 pub const JOIN_BYTES: usize = QUEUE_PAIR_BYTES + TAG_BYTES;
 /// Bytes of a message that exposes a slab, without its length.
 pub const EXPOSE_BYTES: usize = HANDLE_BYTES + TAG_BYTES;
-/// Bytes after the head of an answer to [`Ask::Join`] or [`Ask::Expose`]: an end of a queue pair, or an address (u64),
-/// a key (u32) and zeros.
-pub const GIVEN_BYTES: usize = QUEUE_PAIR_BYTES;
+/// Bytes after the head of an answer to [`LaneRequest::Join`] or [`LaneRequest::Expose`]: an end of a queue pair, or an
+/// address (u64), a key (u32) and zeros.
+pub const TAIL_BYTES: usize = QUEUE_PAIR_BYTES;
 /// The bytes after the head of such an answer.
-pub type Given = [u8; GIVEN_BYTES];
+pub type Tail = [u8; TAIL_BYTES];
 /// Bytes of an answer before the data.
 pub const HEAD_BYTES: usize = BODY_BYTES + TAG_BYTES;
 /// Most bytes of one read: a record with an incompressible page, its hash and its tag.
@@ -69,7 +69,7 @@ const PURPOSE: &[u8] = b"canvas-wire/1 lane";
 
 /// Why a channel cannot continue. Both sides then close it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Bad {
+pub enum LaneError {
     /// The message does not verify: it is of another channel, or was changed, repeated, omitted or reordered.
     Message,
     /// The message verifies and is invalid: an impossible length or code.
@@ -78,17 +78,17 @@ pub enum Bad {
     Order,
 }
 
-impl fmt::Display for Bad {
+impl fmt::Display for LaneError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Bad::Message => "a message of the lane does not verify",
-            Bad::Form => "a message of the lane is invalid",
-            Bad::Order => "the lane has no message to send now",
+            LaneError::Message => "a message of the lane does not verify",
+            LaneError::Form => "a message of the lane is invalid",
+            LaneError::Order => "the lane has no message to send now",
         })
     }
 }
 
-impl core::error::Error for Bad {}
+impl core::error::Error for LaneError {}
 
 /// The two keys of a channel.
 #[derive(Clone)]
@@ -169,15 +169,15 @@ pub struct Read {
 }
 
 /// Encodes an exposed slab.
-pub fn exposed_to_bytes(exposed: &Exposed) -> Given {
-    let mut bytes = [0; GIVEN_BYTES];
+pub fn exposed_to_bytes(exposed: &Exposed) -> Tail {
+    let mut bytes = [0; TAIL_BYTES];
     bytes[..8].copy_from_slice(&exposed.address.to_le_bytes());
     bytes[8..12].copy_from_slice(&exposed.key.to_le_bytes());
     bytes
 }
 
 /// Decodes an exposed slab.
-pub fn exposed_from_bytes(bytes: &Given) -> Exposed {
+pub fn exposed_from_bytes(bytes: &Tail) -> Exposed {
     Exposed {
         address: u64_at(bytes, 0),
         key: u32_at(bytes, 8),
@@ -186,7 +186,7 @@ pub fn exposed_from_bytes(bytes: &Given) -> Exposed {
 
 /// A program's request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ask {
+pub enum LaneRequest {
     /// Read bytes.
     Read(Read),
     /// Connect a queue pair to this one.
@@ -257,36 +257,39 @@ impl Caller {
         }
     }
 
-    fn seal(&mut self, bound: &[u8], body: &mut [u8], awaited: u32) -> Result<Tag, Bad> {
+    fn seal(&mut self, bound: &[u8], body: &mut [u8], awaited: u32) -> Result<Tag, LaneError> {
         if self.awaited.is_some() || self.next >= MESSAGES_MAX {
-            return Err(Bad::Order);
+            return Err(LaneError::Order);
         }
         self.awaited = Some(awaited);
         self.up
             .seal_in_place_separate_tag(nonce(self.next), Aad::from(bound), body)
-            .map_err(|_| Bad::Order)
+            .map_err(|_| LaneError::Order)
     }
 
     /// The first message. The donor's answer must arrive before any other message is sent: so no two messages have one
     /// number, however often a ticket is tried.
-    pub fn opening(&mut self, ticket: &Ticket) -> Result<[u8; LENGTH_BYTES + MESSAGE_BYTES], Bad> {
+    pub fn opening(
+        &mut self,
+        ticket: &Ticket,
+    ) -> Result<[u8; LENGTH_BYTES + MESSAGE_BYTES], LaneError> {
         if self.next != 0 {
-            return Err(Bad::Order);
+            return Err(LaneError::Order);
         }
         let tag = self.seal(ticket, &mut [], 0)?;
         Ok(message(ticket, &tag))
     }
 
     /// The opening was not sent: it may be created again.
-    pub fn take_back(&mut self) {
+    pub fn undo_opening(&mut self) {
         if self.next == 0 {
             self.awaited = None;
         }
     }
 
     /// The message that requests this read.
-    pub fn ask(&mut self, read: Read) -> Result<[u8; LENGTH_BYTES + MESSAGE_BYTES], Bad> {
-        self.may_ask()?;
+    pub fn read(&mut self, read: Read) -> Result<[u8; LENGTH_BYTES + MESSAGE_BYTES], LaneError> {
+        self.check_open()?;
         let mut body = [0; BODY_BYTES];
         body[..8].copy_from_slice(&read.handle.to_le_bytes());
         body[8..12].copy_from_slice(&read.offset.to_le_bytes());
@@ -296,50 +299,54 @@ impl Caller {
     }
 
     /// The message that joins a queue pair. The answer brings the peer's.
-    pub fn join(&mut self, pair: &QueuePair) -> Result<[u8; LENGTH_BYTES + JOIN_BYTES], Bad> {
-        self.may_ask()?;
+    pub fn join(&mut self, pair: &QueuePair) -> Result<[u8; LENGTH_BYTES + JOIN_BYTES], LaneError> {
+        self.check_open()?;
         let mut body = pair.to_bytes();
-        let tag = self.seal(&[], &mut body, GIVEN_BYTES as u32)?;
+        let tag = self.seal(&[], &mut body, TAIL_BYTES as u32)?;
         Ok(message(&body, &tag))
     }
 
     /// The message that exposes a slab to it. The answer brings its key.
-    pub fn expose(&mut self, handle: u64) -> Result<[u8; LENGTH_BYTES + EXPOSE_BYTES], Bad> {
-        self.may_ask()?;
+    pub fn expose(&mut self, handle: u64) -> Result<[u8; LENGTH_BYTES + EXPOSE_BYTES], LaneError> {
+        self.check_open()?;
         let mut body = handle.to_le_bytes();
-        let tag = self.seal(&[], &mut body, GIVEN_BYTES as u32)?;
+        let tag = self.seal(&[], &mut body, TAIL_BYTES as u32)?;
         Ok(message(&body, &tag))
     }
 
-    fn may_ask(&self) -> Result<(), Bad> {
+    fn check_open(&self) -> Result<(), LaneError> {
         if self.next == 0 {
-            return Err(Bad::Order);
+            return Err(LaneError::Order);
         }
         Ok(())
     }
 
     /// Verifies and decodes an answer's head.
-    pub fn answered(&mut self, head: &[u8; HEAD_BYTES]) -> Result<Head, Bad> {
-        self.answered_with(head, &[])
+    pub fn decode_head(&mut self, head: &[u8; HEAD_BYTES]) -> Result<Head, LaneError> {
+        self.decode_answer(head, &[])
     }
 
     /// Verifies and decodes an answer's head and what follows it.
-    pub fn given(&mut self, head: &[u8; HEAD_BYTES], given: &Given) -> Result<Head, Bad> {
-        self.answered_with(head, given)
+    pub fn decode_tail(
+        &mut self,
+        head: &[u8; HEAD_BYTES],
+        given: &Tail,
+    ) -> Result<Head, LaneError> {
+        self.decode_answer(head, given)
     }
 
-    fn answered_with(&mut self, head: &[u8; HEAD_BYTES], given: &[u8]) -> Result<Head, Bad> {
-        let len_max = self.awaited.ok_or(Bad::Order)?;
+    fn decode_answer(&mut self, head: &[u8; HEAD_BYTES], given: &[u8]) -> Result<Head, LaneError> {
+        let len_max = self.awaited.ok_or(LaneError::Order)?;
         let (body, tag) = head.split_at(BODY_BYTES);
-        let mut tag: [u8; TAG_BYTES] = tag.try_into().map_err(|_| Bad::Form)?;
+        let mut tag: [u8; TAG_BYTES] = tag.try_into().map_err(|_| LaneError::Form)?;
         self.down
             .open_in_place(nonce(self.next), bound(body, given), &mut tag)
-            .map_err(|_| Bad::Message)?;
-        let code = Code::from_u16(u16::from_le_bytes([body[0], body[1]])).ok_or(Bad::Form)?;
+            .map_err(|_| LaneError::Message)?;
+        let code = Code::from_u16(u16::from_le_bytes([body[0], body[1]])).ok_or(LaneError::Form)?;
         let len = u32_at(body, 4);
         let expected = if code == Code::Done { len_max } else { 0 };
         if body[2..4] != [0; 2] || body[8..] != self.next.to_le_bytes() || len != expected {
-            return Err(Bad::Form);
+            return Err(LaneError::Form);
         }
         self.awaited = None;
         self.next += 1;
@@ -358,7 +365,7 @@ fn message<const N: usize>(body: &[u8], tag: &Tag) -> [u8; N] {
 }
 
 /// What a head's tag authenticates: the head, and what follows it where that is not a record.
-fn bound(head: &[u8], given: &[u8]) -> Aad<Bound<{ BODY_BYTES + GIVEN_BYTES }>> {
+fn bound(head: &[u8], given: &[u8]) -> Aad<Bound<{ BODY_BYTES + TAIL_BYTES }>> {
     Bound::of(&[head, given])
 }
 
@@ -384,7 +391,7 @@ impl<const MAX: usize> AsRef<[u8]> for Bound<MAX> {
 }
 
 /// How many bytes follow a head, before the head was verified.
-pub fn follows(head: &[u8; HEAD_BYTES]) -> usize {
+pub fn tail_bytes(head: &[u8; HEAD_BYTES]) -> usize {
     u32_at(head, 4) as usize
 }
 
@@ -409,67 +416,75 @@ pub struct Answerer {
     /// Number of the message that comes next, or is to be answered.
     next: u64,
     /// Whether that message is to be answered.
-    asked: bool,
+    pending: bool,
 }
 
 impl Answerer {
     /// Opens a channel with this message, without its length. It is answered next.
-    pub fn admit(keys: &Keys, opening: &[u8]) -> Result<Answerer, Bad> {
-        let (ticket, tag) = opening.split_first_chunk::<BODY_BYTES>().ok_or(Bad::Form)?;
-        let mut tag: [u8; TAG_BYTES] = tag.try_into().map_err(|_| Bad::Form)?;
+    pub fn admit(keys: &Keys, opening: &[u8]) -> Result<Answerer, LaneError> {
+        let (ticket, tag) = opening
+            .split_first_chunk::<BODY_BYTES>()
+            .ok_or(LaneError::Form)?;
+        let mut tag: [u8; TAG_BYTES] = tag.try_into().map_err(|_| LaneError::Form)?;
         let up = cipher(&keys.up);
         up.open_in_place(nonce(0), Aad::from(ticket), &mut tag)
-            .map_err(|_| Bad::Message)?;
+            .map_err(|_| LaneError::Message)?;
         Ok(Answerer {
             up,
             down: cipher(&keys.down),
             next: 0,
-            asked: true,
+            pending: true,
         })
     }
 
     /// Verifies and decodes a message, without its length. It is answered next.
-    pub fn asked(&mut self, message: &[u8]) -> Result<Ask, Bad> {
-        if self.asked || self.next >= MESSAGES_MAX {
-            return Err(Bad::Order);
+    pub fn decode_request(&mut self, message: &[u8]) -> Result<LaneRequest, LaneError> {
+        if self.pending || self.next >= MESSAGES_MAX {
+            return Err(LaneError::Order);
         }
         let mut copy = [0; MESSAGE_BYTES_MAX];
-        let copy = copy.get_mut(..message.len()).ok_or(Bad::Form)?;
+        let copy = copy.get_mut(..message.len()).ok_or(LaneError::Form)?;
         copy.copy_from_slice(message);
         let body = self
             .up
             .open_in_place(nonce(self.next), Aad::empty(), copy)
-            .map_err(|_| Bad::Message)?;
+            .map_err(|_| LaneError::Message)?;
         let ask = match body.len() {
-            BODY_BYTES => Ask::Read(Read {
+            BODY_BYTES => LaneRequest::Read(Read {
                 handle: u64_at(body, 0),
                 offset: u32_at(body, 8),
                 len: u32_at(body, 12),
             }),
-            HANDLE_BYTES => Ask::Expose(u64_at(body, 0)),
+            HANDLE_BYTES => LaneRequest::Expose(u64_at(body, 0)),
             QUEUE_PAIR_BYTES => {
-                let pair: &[u8; QUEUE_PAIR_BYTES] = (&*body).try_into().map_err(|_| Bad::Form)?;
-                Ask::Join(QueuePair::from_bytes(pair).ok_or(Bad::Form)?)
+                let pair: &[u8; QUEUE_PAIR_BYTES] =
+                    (&*body).try_into().map_err(|_| LaneError::Form)?;
+                LaneRequest::Join(QueuePair::from_bytes(pair).ok_or(LaneError::Form)?)
             }
-            _ => return Err(Bad::Form),
+            _ => return Err(LaneError::Form),
         };
-        self.asked = true;
+        self.pending = true;
         Ok(ask)
     }
 
     /// The head of the answer to the request; `len` bytes follow.
-    pub fn answer(&mut self, code: Code, len: u32) -> Result<[u8; HEAD_BYTES], Bad> {
-        self.answer_with(code, len, &[])
+    pub fn answer(&mut self, code: Code, len: u32) -> Result<[u8; HEAD_BYTES], LaneError> {
+        self.encode_answer(code, len, &[])
     }
 
     /// The head of the answer that `given` follows.
-    pub fn give(&mut self, given: &Given) -> Result<[u8; HEAD_BYTES], Bad> {
-        self.answer_with(Code::Done, GIVEN_BYTES as u32, given)
+    pub fn answer_with_tail(&mut self, given: &Tail) -> Result<[u8; HEAD_BYTES], LaneError> {
+        self.encode_answer(Code::Done, TAIL_BYTES as u32, given)
     }
 
-    fn answer_with(&mut self, code: Code, len: u32, given: &[u8]) -> Result<[u8; HEAD_BYTES], Bad> {
-        if !self.asked {
-            return Err(Bad::Order);
+    fn encode_answer(
+        &mut self,
+        code: Code,
+        len: u32,
+        given: &[u8],
+    ) -> Result<[u8; HEAD_BYTES], LaneError> {
+        if !self.pending {
+            return Err(LaneError::Order);
         }
         let mut head = [0; HEAD_BYTES];
         head[..2].copy_from_slice(&(code as u16).to_le_bytes());
@@ -479,9 +494,9 @@ impl Answerer {
         let sealed = self
             .down
             .seal_in_place_separate_tag(nonce(self.next), bound(body, given), &mut [])
-            .map_err(|_| Bad::Order)?;
+            .map_err(|_| LaneError::Order)?;
         put_tag(&sealed, tag);
-        self.asked = false;
+        self.pending = false;
         self.next += 1;
         Ok(head)
     }

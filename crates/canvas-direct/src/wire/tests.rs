@@ -19,7 +19,7 @@ fn pair() -> (Caller, Answerer) {
         code: Code::Done,
         len: 0,
     };
-    assert_eq!(caller.answered(&head), Ok(welcome));
+    assert_eq!(caller.decode_head(&head), Ok(welcome));
     (caller, answerer)
 }
 
@@ -48,29 +48,32 @@ fn an_opening_of_another_lane_is_refused() {
     let opening = Caller::new(&keys).opening(&TICKET).unwrap();
     for other in [Keys::new(&[6; 32], &TICKET), Keys::new(&[5; 32], &[4; 16])] {
         let refused = Answerer::admit(&other, &opening[LENGTH_BYTES..]);
-        assert_eq!(refused.err(), Some(Bad::Message));
+        assert_eq!(refused.err(), Some(LaneError::Message));
     }
-    assert_eq!(Answerer::admit(&keys, &opening).err(), Some(Bad::Form));
+    assert_eq!(
+        Answerer::admit(&keys, &opening).err(),
+        Some(LaneError::Form)
+    );
     let mut moved = opening;
     moved[LENGTH_BYTES] ^= 1;
     let refused = Answerer::admit(&keys, &moved[LENGTH_BYTES..]);
-    assert_eq!(refused.err(), Some(Bad::Message), "another ticket");
+    assert_eq!(refused.err(), Some(LaneError::Message), "another ticket");
 }
 
 #[test]
 fn one_request_at_a_time() {
     let (mut caller, mut answerer) = pair();
-    assert_eq!(caller.opening(&TICKET).err(), Some(Bad::Order));
-    assert_eq!(answerer.answer(Code::Done, 0), Err(Bad::Order));
-    let message = caller.ask(read(1)).unwrap();
-    assert_eq!(caller.ask(read(2)), Err(Bad::Order));
+    assert_eq!(caller.opening(&TICKET).err(), Some(LaneError::Order));
+    assert_eq!(answerer.answer(Code::Done, 0), Err(LaneError::Order));
+    let message = caller.read(read(1)).unwrap();
+    assert_eq!(caller.read(read(2)), Err(LaneError::Order));
     assert_eq!(
-        answerer.asked(&message[LENGTH_BYTES..]),
-        Ok(Ask::Read(read(1)))
+        answerer.decode_request(&message[LENGTH_BYTES..]),
+        Ok(LaneRequest::Read(read(1)))
     );
     assert_eq!(
-        answerer.asked(&message[LENGTH_BYTES..]),
-        Err(Bad::Order),
+        answerer.decode_request(&message[LENGTH_BYTES..]),
+        Err(LaneError::Order),
         "not answered yet"
     );
     let head = answerer.answer(Code::OverRate, 0).unwrap();
@@ -78,11 +81,15 @@ fn one_request_at_a_time() {
         code: Code::OverRate,
         len: 0,
     };
-    assert_eq!(caller.answered(&head), Ok(told));
-    assert_eq!(caller.answered(&head), Err(Bad::Order), "nothing is asked");
+    assert_eq!(caller.decode_head(&head), Ok(told));
     assert_eq!(
-        answerer.asked(&message[LENGTH_BYTES..]),
-        Err(Bad::Message),
+        caller.decode_head(&head),
+        Err(LaneError::Order),
+        "nothing is asked"
+    );
+    assert_eq!(
+        answerer.decode_request(&message[LENGTH_BYTES..]),
+        Err(LaneError::Message),
         "repeated"
     );
 }
@@ -91,9 +98,9 @@ fn one_request_at_a_time() {
 fn nothing_is_asked_before_the_donor_has_welcomed() {
     let keys = Keys::new(&[5; 32], &TICKET);
     let mut caller = Caller::new(&keys);
-    assert_eq!(caller.ask(read(1)), Err(Bad::Order));
+    assert_eq!(caller.read(read(1)), Err(LaneError::Order));
     caller.opening(&TICKET).unwrap();
-    assert_eq!(caller.ask(read(1)), Err(Bad::Order));
+    assert_eq!(caller.read(read(1)), Err(LaneError::Order));
 }
 
 #[test]
@@ -106,10 +113,10 @@ fn an_answer_has_the_length_that_was_asked_for() {
         (Code::OutOfRange, 2, false),
     ] {
         let (mut caller, mut answerer) = pair();
-        let message = caller.ask(read(1)).unwrap();
-        answerer.asked(&message[LENGTH_BYTES..]).unwrap();
+        let message = caller.read(read(1)).unwrap();
+        answerer.decode_request(&message[LENGTH_BYTES..]).unwrap();
         let head = answerer.answer(code, len).unwrap();
-        assert_eq!(caller.answered(&head).is_ok(), fits, "{code:?} {len}");
+        assert_eq!(caller.decode_head(&head).is_ok(), fits, "{code:?} {len}");
     }
 }
 
@@ -127,56 +134,60 @@ fn a_queue_pair_is_joined_and_a_slab_exposed() {
     let (mut caller, mut answerer) = pair();
     let message = caller.join(&PAIR).unwrap();
     assert_eq!(
-        answerer.asked(&message[LENGTH_BYTES..]),
-        Ok(Ask::Join(PAIR))
+        answerer.decode_request(&message[LENGTH_BYTES..]),
+        Ok(LaneRequest::Join(PAIR))
     );
     let other = QueuePair { number: 1, ..PAIR };
     let given = other.to_bytes();
-    let head = answerer.give(&given).unwrap();
-    assert_eq!(follows(&head), GIVEN_BYTES);
-    let told = caller.given(&head, &given).unwrap();
-    assert_eq!((told.code, told.len), (Code::Done, GIVEN_BYTES as u32));
+    let head = answerer.answer_with_tail(&given).unwrap();
+    assert_eq!(tail_bytes(&head), TAIL_BYTES);
+    let told = caller.decode_tail(&head, &given).unwrap();
+    assert_eq!((told.code, told.len), (Code::Done, TAIL_BYTES as u32));
     assert_eq!(QueuePair::from_bytes(&given), Some(other));
 
     let message = caller.expose(u64::MAX - 1).unwrap();
-    let asked = answerer.asked(&message[LENGTH_BYTES..]);
-    assert_eq!(asked, Ok(Ask::Expose(u64::MAX - 1)));
+    let asked = answerer.decode_request(&message[LENGTH_BYTES..]);
+    assert_eq!(asked, Ok(LaneRequest::Expose(u64::MAX - 1)));
     let exposed = Exposed {
         address: 1 << 40,
         key: 77,
     };
     let given = exposed_to_bytes(&exposed);
-    let head = answerer.give(&given).unwrap();
-    caller.given(&head, &given).unwrap();
+    let head = answerer.answer_with_tail(&given).unwrap();
+    caller.decode_tail(&head, &given).unwrap();
     assert_eq!(exposed_from_bytes(&given), exposed);
 
     // Refused: nothing follows.
     let message = caller.expose(5).unwrap();
-    answerer.asked(&message[LENGTH_BYTES..]).unwrap();
+    answerer.decode_request(&message[LENGTH_BYTES..]).unwrap();
     let head = answerer.answer(Code::NoPair, 0).unwrap();
-    assert_eq!(follows(&head), 0);
-    assert_eq!(caller.answered(&head).map(|h| h.code), Ok(Code::NoPair));
+    assert_eq!(tail_bytes(&head), 0);
+    assert_eq!(caller.decode_head(&head).map(|h| h.code), Ok(Code::NoPair));
 }
 
 #[test]
 fn what_follows_a_head_is_bound_into_it() {
     let (mut caller, mut answerer) = pair();
     let message = caller.join(&PAIR).unwrap();
-    answerer.asked(&message[LENGTH_BYTES..]).unwrap();
+    answerer.decode_request(&message[LENGTH_BYTES..]).unwrap();
     let given = PAIR.to_bytes();
-    let head = answerer.give(&given).unwrap();
-    for at in 0..GIVEN_BYTES {
+    let head = answerer.answer_with_tail(&given).unwrap();
+    for at in 0..TAIL_BYTES {
         let mut changed = given;
         changed[at] ^= 1;
-        assert_eq!(caller.given(&head, &changed), Err(Bad::Message));
+        assert_eq!(caller.decode_tail(&head, &changed), Err(LaneError::Message));
     }
-    assert_eq!(caller.answered(&head), Err(Bad::Message), "left out");
-    assert!(caller.given(&head, &given).is_ok());
+    assert_eq!(
+        caller.decode_head(&head),
+        Err(LaneError::Message),
+        "left out"
+    );
+    assert!(caller.decode_tail(&head, &given).is_ok());
     // The same number of data bytes is not taken for it.
     let message = caller.expose(1).unwrap();
-    answerer.asked(&message[LENGTH_BYTES..]).unwrap();
-    let head = answerer.answer(Code::Done, GIVEN_BYTES as u32).unwrap();
-    assert_eq!(caller.given(&head, &given), Err(Bad::Message));
+    answerer.decode_request(&message[LENGTH_BYTES..]).unwrap();
+    let head = answerer.answer(Code::Done, TAIL_BYTES as u32).unwrap();
+    assert_eq!(caller.decode_tail(&head, &given), Err(LaneError::Message));
 }
 
 #[test]
@@ -185,12 +196,19 @@ fn a_message_of_another_length_is_none() {
     let message = caller.join(&PAIR).unwrap();
     let (_, mut answerer) = pair();
     for len in 0..JOIN_BYTES {
-        assert!(answerer.asked(&message[LENGTH_BYTES..][..len]).is_err());
+        assert!(
+            answerer
+                .decode_request(&message[LENGTH_BYTES..][..len])
+                .is_err()
+        );
     }
     let mut longer = message.to_vec();
     longer.push(0);
-    assert_eq!(answerer.asked(&longer[LENGTH_BYTES..]), Err(Bad::Form));
-    assert!(answerer.asked(&message[LENGTH_BYTES..]).is_ok());
+    assert_eq!(
+        answerer.decode_request(&longer[LENGTH_BYTES..]),
+        Err(LaneError::Form)
+    );
+    assert!(answerer.decode_request(&message[LENGTH_BYTES..]).is_ok());
 }
 
 proptest! {
@@ -203,20 +221,20 @@ proptest! {
     ) {
         let (mut caller, mut answerer) = pair();
         for n in 0..before {
-            let message = caller.ask(read(n)).unwrap();
-            prop_assert_eq!(answerer.asked(&message[LENGTH_BYTES..]), Ok(Ask::Read(read(n))));
+            let message = caller.read(read(n)).unwrap();
+            prop_assert_eq!(answerer.decode_request(&message[LENGTH_BYTES..]), Ok(LaneRequest::Read(read(n))));
             let head = answerer.answer(Code::Done, n + 1).unwrap();
-            prop_assert!(caller.answered(&head).is_ok());
+            prop_assert!(caller.decode_head(&head).is_ok());
         }
-        let mut message = caller.ask(read(9)).unwrap();
+        let mut message = caller.read(read(9)).unwrap();
         if answer {
-            answerer.asked(&message[LENGTH_BYTES..]).unwrap();
+            answerer.decode_request(&message[LENGTH_BYTES..]).unwrap();
             let mut head = answerer.answer(Code::Done, 10).unwrap();
             head[at] ^= 1 << bit;
-            prop_assert_eq!(caller.answered(&head), Err(Bad::Message));
+            prop_assert_eq!(caller.decode_head(&head), Err(LaneError::Message));
         } else {
             message[LENGTH_BYTES + at] ^= 1 << bit;
-            prop_assert_eq!(answerer.asked(&message[LENGTH_BYTES..]), Err(Bad::Message));
+            prop_assert_eq!(answerer.decode_request(&message[LENGTH_BYTES..]), Err(LaneError::Message));
         }
     }
 
@@ -224,7 +242,7 @@ proptest! {
     #[test]
     fn any_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
         let (_, mut answerer) = pair();
-        prop_assert!(answerer.asked(&bytes).is_err());
+        prop_assert!(answerer.decode_request(&bytes).is_err());
         prop_assert_eq!(ticket(&bytes).is_some(), bytes.len() == MESSAGE_BYTES);
         let keys = Keys::new(&[5; 32], &TICKET);
         prop_assert!(Answerer::admit(&keys, &bytes).is_err());
@@ -239,14 +257,14 @@ proptest! {
         model.answer(Code::Done, 0).unwrap();
         let mut recorded = Vec::new();
         for n in 0..6 {
-            let message = caller.ask(read(n)).unwrap();
-            model.asked(&message[LENGTH_BYTES..]).unwrap();
-            caller.answered(&model.answer(Code::Done, n + 1).unwrap()).unwrap();
+            let message = caller.read(read(n)).unwrap();
+            model.decode_request(&message[LENGTH_BYTES..]).unwrap();
+            caller.decode_head(&model.answer(Code::Done, n + 1).unwrap()).unwrap();
             recorded.push(message);
         }
         let mut due = 0;
         for n in order {
-            let taken = answerer.asked(&recorded[n][LENGTH_BYTES..]);
+            let taken = answerer.decode_request(&recorded[n][LENGTH_BYTES..]);
             prop_assert_eq!(taken.is_ok(), n == due);
             if taken.is_ok() {
                 answerer.answer(Code::Done, 0).unwrap();

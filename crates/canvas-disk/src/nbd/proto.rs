@@ -167,23 +167,23 @@ impl OptionHead {
 
 /// The data of `INFO` and `GO`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Asked<'a> {
+pub struct InfoRequest<'a> {
     /// Name of the export; empty for the default.
     pub name: &'a [u8],
     /// The requested kinds ([`info`]).
     pub infos: Vec<u16>,
 }
 
-impl Asked<'_> {
+impl InfoRequest<'_> {
     /// `None` if the data are invalid.
-    pub fn decode(data: &[u8]) -> Option<Asked<'_>> {
+    pub fn decode(data: &[u8]) -> Option<InfoRequest<'_>> {
         let mut from = Bytes(data);
         let len = from.u32()?;
         let name = from.take(usize::try_from(len).ok()?)?;
         let count = from.u16()?;
         let infos: Option<Vec<u16>> = (0..count).map(|_| from.u16()).collect();
         let infos = infos?;
-        from.0.is_empty().then_some(Asked { name, infos })
+        from.0.is_empty().then_some(InfoRequest { name, infos })
     }
 }
 
@@ -381,11 +381,11 @@ mod tests {
     #[test]
     fn what_is_asked_about_an_export_is_told_apart_from_nonsense() {
         let data = [&3u32.to_be_bytes()[..], b"abc", &[0, 2, 0, 0, 0, 3]].concat();
-        let want = Asked {
+        let want = InfoRequest {
             name: b"abc",
             infos: vec![info::EXPORT, info::BLOCK_SIZE],
         };
-        assert_eq!(Asked::decode(&data), Some(want));
+        assert_eq!(InfoRequest::decode(&data), Some(want));
         for wrong in [
             &data[..data.len() - 1],
             &[&data[..], &[0]].concat(),
@@ -393,7 +393,7 @@ mod tests {
             &[0, 0, 0, 1],
             &[],
         ] {
-            assert_eq!(Asked::decode(wrong), None, "{wrong:?}");
+            assert_eq!(InfoRequest::decode(wrong), None, "{wrong:?}");
         }
     }
 
@@ -429,7 +429,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_make_a_decoder_panic(data in prop::collection::vec(any::<u8>(), 0..80)) {
-            let _ = Asked::decode(&data);
+            let _ = InfoRequest::decode(&data);
             if let Some(head) = data.first_chunk() {
                 let _ = OptionHead::decode(head);
             }

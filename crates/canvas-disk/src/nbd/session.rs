@@ -7,8 +7,8 @@ use std::io::{self, ErrorKind, Read, Write};
 
 use super::chunks;
 use super::proto::{
-    Asked, BLOCK_MAX, Command, OPTION_HEAD, OPTION_MAX, OptionHead, REQUEST, Replies, Request,
-    answer, block_info, error, export, export_info, greeting, handshake, info, option,
+    BLOCK_MAX, Command, InfoRequest, OPTION_HEAD, OPTION_MAX, OptionHead, REQUEST, Replies,
+    Request, answer, block_info, error, export, export_info, greeting, handshake, info, option,
     option_reply, reply,
 };
 use crate::{DiskError, PageStore, Scratch, span};
@@ -78,7 +78,7 @@ pub fn shake_hands(stream: &mut (impl Read + Write), disk_bytes: u64) -> Result<
                 say(answer::ACK, &[])?;
             }
             option::LIST | option::STRUCTURED_REPLY => say(answer::ERR_INVALID, &[])?,
-            option::INFO | option::GO => match Asked::decode(&data) {
+            option::INFO | option::GO => match InfoRequest::decode(&data) {
                 None => say(answer::ERR_INVALID, &[])?,
                 Some(asked) if !asked.name.is_empty() => say(answer::ERR_UNKNOWN, &[])?,
                 Some(asked) => {

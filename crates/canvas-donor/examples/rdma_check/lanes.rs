@@ -5,7 +5,7 @@ use std::net::{IpAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Instant;
 
-use canvas_direct::wire::{Caller, Code, Given, HEAD_BYTES, Keys, exposed_from_bytes, follows};
+use canvas_direct::wire::{Caller, Code, HEAD_BYTES, Keys, Tail, exposed_from_bytes, tail_bytes};
 use canvas_donor::Server;
 use canvas_link::{AskError, Completions, Link, LinkConfig};
 use canvas_rdma::{Domain, Initiator};
@@ -112,15 +112,15 @@ impl Lane {
     }
 
     /// The contents of an answer, or its code.
-    fn answer(&mut self) -> Outcome<Result<Given, Code>> {
+    fn answer(&mut self) -> Outcome<Result<Tail, Code>> {
         let mut head = [0; HEAD_BYTES];
         self.stream.read_exact(&mut head).map_err(said)?;
-        if follows(&head) == 0 {
-            return Ok(Err(self.caller.answered(&head).map_err(said)?.code));
+        if tail_bytes(&head) == 0 {
+            return Ok(Err(self.caller.decode_head(&head).map_err(said)?.code));
         }
-        let mut given = Given::default();
+        let mut given = Tail::default();
         self.stream.read_exact(&mut given).map_err(said)?;
-        self.caller.given(&head, &given).map_err(said)?;
+        self.caller.decode_tail(&head, &given).map_err(said)?;
         Ok(Ok(given))
     }
 

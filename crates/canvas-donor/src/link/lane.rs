@@ -7,11 +7,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use canvas_direct::wire::{
-    Answerer, Ask, Code, EXPOSE_BYTES, Given, HEAD_BYTES, JOIN_BYTES, MESSAGE_BYTES,
-    READ_BYTES_MAX, Read, exposed_to_bytes,
+    Answerer, Code, EXPOSE_BYTES, HEAD_BYTES, JOIN_BYTES, LaneRequest, MESSAGE_BYTES,
+    READ_BYTES_MAX, Read, Tail, exposed_to_bytes,
 };
-use canvas_types::look::Look;
 use canvas_types::rdma::QueuePair;
+use canvas_types::spin::SpinBudget;
 use canvas_wire::VERSION_LANES;
 use canvas_wire::error::ErrorCode;
 use canvas_wire::frame::{Answer, Range, Request};
@@ -96,7 +96,7 @@ impl Lane<'_> {
     }
 
     fn run_inner(&mut self) -> Result<End, End> {
-        let mut look = Look::new(self.shared.config.spin.as_nanos() as u64);
+        let mut spin = SpinBudget::new(self.shared.config.spin.as_nanos() as u64);
         let mut asked_ns = self.shared.now_ns();
         loop {
             if self.outbox.is_closed() {
@@ -116,15 +116,15 @@ impl Lane<'_> {
             let now_ns = self.shared.now_ns();
             let waited_ns = now_ns.saturating_sub(asked_ns);
             if progress {
-                look.came(waited_ns);
+                spin.record(waited_ns);
                 asked_ns = now_ns;
             }
             let contention = &self.shared.contention;
-            let is_due = waited_ns < look.limit_ns() || progress;
-            if is_due && !contention.is_here(now_ns) {
+            let is_due = waited_ns < spin.limit_ns() || progress;
+            if is_due && !contention.is_contended(now_ns) {
                 // Also after an answer: its receiver may need this processor.
                 std::thread::yield_now();
-                contention.gave_way(now_ns, self.shared.now_ns());
+                contention.record_yield(now_ns, self.shared.now_ns());
             } else if !progress {
                 self.wire.wait(&self.outbox, SLEEP)?;
             }
@@ -175,13 +175,17 @@ impl Lane<'_> {
         let Some(mut serving) = outbox.serve() else {
             return Err(End::Closed);
         };
-        match self.answerer.asked(&message[..len]).map_err(End::Lane)? {
-            Ask::Read(read) => self.answer_read(read)?,
-            Ask::Join(pair) => {
+        match self
+            .answerer
+            .decode_request(&message[..len])
+            .map_err(End::Lane)?
+        {
+            LaneRequest::Read(read) => self.answer_read(read)?,
+            LaneRequest::Join(pair) => {
                 let joined = self.join(&mut serving, &pair);
                 self.give(joined.map(|end| end.to_bytes()))?;
             }
-            Ask::Expose(handle) => match (self.slab(handle), &*serving) {
+            LaneRequest::Expose(handle) => match (self.slab(handle), &*serving) {
                 (Some(slab), Some(rdma)) => {
                     rdma.expose(0, slab, &outbox);
                     self.is_exposing = true;
@@ -229,10 +233,10 @@ impl Lane<'_> {
     }
 
     /// Answers with `given`, or with the reason for the refusal.
-    fn give(&mut self, given: Result<Given, Code>) -> Result<(), End> {
+    fn give(&mut self, given: Result<Tail, Code>) -> Result<(), End> {
         match given {
             Ok(given) => {
-                let head = self.answerer.give(&given).map_err(End::Lane)?;
+                let head = self.answerer.answer_with_tail(&given).map_err(End::Lane)?;
                 let out = self.wire.outgoing.end();
                 out.extend_from_slice(&head);
                 out.extend_from_slice(&given);

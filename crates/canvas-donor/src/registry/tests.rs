@@ -305,23 +305,23 @@ fn what_is_freed_at_once_is_told() {
         [worth(spare, 2), worth(theirs, 0), worth(999, 2)].into_iter(),
     );
     r.value(&b.id, [worth(theirs, 1), worth(sole, 2)].into_iter());
-    let mut look = early::Look {
+    let mut sample = early::HostSample {
         available_bytes: 248 * MIB,
         reserve_bytes: 1000 * MIB,
-        ..early::Look::default()
+        ..early::HostSample::default()
     };
-    let freed = r.free_early(&look);
+    let freed = r.free_early(&sample);
     let freed: Vec<_> = freed.iter().map(|s| (s.slab, s.worth)).collect();
     assert_eq!(freed, [(spare, Worth::Spare), (theirs, Worth::Kept)]);
     assert_eq!(a0.take(), [OwnedCall::Gone(vec![spare])]);
     assert_eq!(b0.take(), [OwnedCall::Gone(vec![theirs])]);
     assert_eq!((r.totals().slabs, r.totals().touched_bytes), (1, MIB));
     assert!(
-        r.free_early(&look).is_empty(),
+        r.free_early(&sample).is_empty(),
         "the mark of sole ones is lower"
     );
-    look.available_bytes = 0;
-    assert_eq!(r.free_early(&look).len(), 1);
+    sample.available_bytes = 0;
+    assert_eq!(r.free_early(&sample).len(), 1);
     let mut out = Vec::new();
     let read = of_sole.read(std::iter::empty(), &mut out);
     assert_eq!(read, Err(ErrorCode::UnknownHandle));
@@ -330,7 +330,7 @@ fn what_is_freed_at_once_is_told() {
     // A client without a link is not informed, and finds out when it is back.
     r.leave(&a, 0, &a0);
     fill(&a, 1);
-    assert_eq!(r.free_early(&look).len(), 1);
+    assert_eq!(r.free_early(&sample).len(), 1);
     assert!(
         a0.take()
             .iter()

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::keeper::Keeper;
+use crate::watchdog::Watchdog;
 use canvas_link::{Completions, Link, LinkConfig, LinkError, Timeouts};
 use std::net::TcpStream;
 
@@ -169,28 +169,28 @@ fn leases_and_deadlines_do_not_run_while_the_process_is_stopped() {
     let lease_ms = LONG.as_millis() as u64;
     let slabs = || server.lent_slabs();
     let shared = &server.shared;
-    let mut keeper = Keeper::new(1);
+    let mut watchdog = Watchdog::new(1);
     let mut now_ms = shared.now_ms();
-    keeper.look(shared, now_ms);
+    watchdog.tick(shared, now_ms);
     for _ in 0..3 {
         now_ms += 2 * lease_ms;
-        keeper.look(shared, now_ms);
+        watchdog.tick(shared, now_ms);
         assert_eq!(slabs(), 1, "stopped for twice the lease");
     }
     shared.registry.stop_all(now_ms + 100);
     now_ms += lease_ms;
-    keeper.look(shared, now_ms);
+    watchdog.tick(shared, now_ms);
     assert_eq!(slabs(), 1, "stopped past the deadline");
     // Deadlines and leases that pass while it runs do count.
     now_ms += 100;
-    keeper.look(shared, now_ms);
+    watchdog.tick(shared, now_ms);
     assert_eq!(slabs(), 0);
     link.ask(&Request::Ping, &mut completions).unwrap();
     let end_ms = now_ms + lease_ms + 200;
     while now_ms < end_ms {
         assert_eq!(shared.registry.totals().clients, 1);
         now_ms += 100;
-        keeper.look(shared, now_ms);
+        watchdog.tick(shared, now_ms);
         if shared.registry.totals().clients == 0 {
             return;
         }

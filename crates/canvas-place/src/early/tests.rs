@@ -4,8 +4,8 @@ use super::*;
 
 const MIB: u64 = 1 << 20;
 
-fn look(available_mib: u64, fall_mib_s: u64) -> Look {
-    Look {
+fn host(available_mib: u64, fall_mib_s: u64) -> HostSample {
+    HostSample {
         available_bytes: available_mib * MIB,
         swap_free_bytes: 0,
         reserve_bytes: 1024 * MIB,
@@ -23,8 +23,8 @@ fn lent(slab: u32, worth: Worth, ops: u64) -> Lent<u32> {
     }
 }
 
-fn due(look: Look, slabs: &[Lent<u32>]) -> Vec<u32> {
-    look.due(slabs).iter().map(|s| s.slab).collect()
+fn due(sample: HostSample, slabs: &[Lent<u32>]) -> Vec<u32> {
+    sample.due(slabs).iter().map(|s| s.slab).collect()
 }
 
 #[test]
@@ -36,36 +36,36 @@ fn each_worth_has_its_mark() {
         lent(3, Worth::Spare, 5),
     ];
     assert_eq!(
-        due(look(512, 0), &slabs),
+        due(host(512, 0), &slabs),
         [0; 0],
         "clients have time to move"
     );
-    assert_eq!(due(look(511, 0), &slabs), [3], "the less used spare one");
-    assert_eq!(due(look(448 - 1, 0), &slabs), [3, 2]);
-    assert_eq!(due(look(300, 0), &slabs), [3, 2], "others wait");
+    assert_eq!(due(host(511, 0), &slabs), [3], "the less used spare one");
+    assert_eq!(due(host(448 - 1, 0), &slabs), [3, 2]);
+    assert_eq!(due(host(300, 0), &slabs), [3, 2], "others wait");
     // A quarter is 256, of which the freed slabs make up 128.
-    assert_eq!(due(look(128, 0), &slabs), [3, 2]);
-    assert_eq!(due(look(127, 0), &slabs), [3, 2, 1]);
+    assert_eq!(due(host(128, 0), &slabs), [3, 2]);
+    assert_eq!(due(host(127, 0), &slabs), [3, 2, 1]);
     // With these 192 the last mark (128) is not reached.
-    assert_eq!(due(look(0, 0), &slabs), [3, 2, 1]);
-    assert_eq!(due(look(0, 0), &slabs[..2]), [1, 0], "nothing else is left");
-    assert_eq!(due(look(127, 0), &slabs[..1]), [0]);
-    assert_eq!(due(look(128, 0), &slabs[..1]), [0; 0]);
+    assert_eq!(due(host(0, 0), &slabs), [3, 2, 1]);
+    assert_eq!(due(host(0, 0), &slabs[..2]), [1, 0], "nothing else is left");
+    assert_eq!(due(host(127, 0), &slabs[..1]), [0]);
+    assert_eq!(due(host(128, 0), &slabs[..1]), [0; 0]);
 }
 
 #[test]
 fn the_faster_it_falls_the_sooner() {
     let spare = [lent(7, Worth::Spare, 0)];
     let sole = [lent(8, Worth::Sole, 0)];
-    assert_eq!(due(look(1000, 400), &spare), [0; 0]);
+    assert_eq!(due(host(1000, 400), &spare), [0; 0]);
     assert_eq!(
-        due(look(1000, 500), &spare),
+        due(host(1000, 500), &spare),
         [7],
         "below half within a second"
     );
-    assert!(due(look(1000, 3000), &sole).is_empty());
+    assert!(due(host(1000, 3000), &sole).is_empty());
     assert_eq!(
-        due(look(1000, 4000), &sole),
+        due(host(1000, 4000), &sole),
         [8],
         "below an eighth in 250 ms"
     );
@@ -78,30 +78,30 @@ fn what_was_told_to_go_is_first_and_what_saves_nobody_stays() {
     let mut tiny = lent(2, Worth::Spare, 0);
     tiny.bytes = MIB - 1;
     let slabs = [lent(0, Worth::Kept, 0), leaving, tiny];
-    assert_eq!(due(look(250, 0), &slabs), [1]);
-    assert_eq!(due(look(0, 0), &slabs), [1, 0]);
+    assert_eq!(due(host(250, 0), &slabs), [1]);
+    assert_eq!(due(host(0, 0), &slabs), [1, 0]);
 }
 
 #[test]
 fn a_host_that_can_swap_needs_no_sole_copy() {
     let slabs = [lent(0, Worth::Sole, 0), lent(1, Worth::Kept, 0)];
-    let swaps = Look {
+    let swaps = HostSample {
         swap_free_bytes: 200 * MIB,
-        ..look(10, 0)
+        ..host(10, 0)
     };
     assert_eq!(due(swaps, &slabs), [1]);
-    assert_eq!(due(look(10, 0), &slabs), [1, 0]);
+    assert_eq!(due(host(10, 0), &slabs), [1, 0]);
 }
 
 /// With almost no reserve the marks are still above zero.
 #[test]
 fn no_mark_is_at_the_very_end() {
-    let bare = Look {
+    let bare = HostSample {
         reserve_bytes: 0,
-        ..look(31, 0)
+        ..host(31, 0)
     };
     assert_eq!(due(bare, &[lent(0, Worth::Sole, 0)]), [0]);
-    let enough = Look {
+    let enough = HostSample {
         available_bytes: MARK_BYTES_MIN,
         ..bare
     };
@@ -114,7 +114,7 @@ fn a_single_fall_is_no_rate() {
     let mut watch = Watch::default();
     let mut now_ms = 0;
     let mut see = |mib: u64| {
-        watch.look(now_ms, mib * MIB);
+        watch.sample(now_ms, mib * MIB);
         now_ms += 100;
         watch.fall_bytes_s() / MIB
     };
@@ -124,7 +124,7 @@ fn a_single_fall_is_no_rate() {
     // Calls in between are no samples.
     let mut watch = Watch::default();
     for ms in 0..1000 {
-        watch.look(ms, (100_000 - ms) * MIB);
+        watch.sample(ms, (100_000 - ms) * MIB);
     }
     assert_eq!(watch.fall_bytes_s(), 1000 * MIB);
 }
@@ -135,7 +135,7 @@ fn what_was_freed_does_not_hide_the_rate_and_is_not_freed_twice() {
     let mut available = 1000;
     for sample in 0..8 {
         let now_ms = sample * 100;
-        watch.look(now_ms, available * MIB);
+        watch.sample(now_ms, available * MIB);
         watch.freed(now_ms, available * MIB, 64 * MIB);
         assert!(watch.is_stale(now_ms + 199, available * MIB));
         assert!(!watch.is_stale(now_ms + 200, available * MIB));
@@ -168,7 +168,7 @@ proptest! {
         slabs in any_slabs(), available in 0..2048 * MIB, swap in prop_oneof![Just(0), 0..1024 * MIB],
         reserve in 0..2048 * MIB, fall in 0..4096 * MIB,
     ) {
-        let look = Look {
+        let sample = HostSample {
             available_bytes: available,
             swap_free_bytes: swap,
             reserve_bytes: reserve,
@@ -198,9 +198,9 @@ proptest! {
             left.retain(|s| s.slab != next.slab);
             expected.push(next.slab);
         }
-        let got: Vec<usize> = look.due(&slabs).iter().map(|s| s.slab).collect();
+        let got: Vec<usize> = sample.due(&slabs).iter().map(|s| s.slab).collect();
         prop_assert_eq!(&got, &expected);
-        prop_assert!(got.is_empty() || look.is_short());
+        prop_assert!(got.is_empty() || sample.is_short());
     }
 
     /// A host whose programs grow steadily, by up to three quarters of the reserve in a second, runs out of memory only
@@ -224,18 +224,18 @@ proptest! {
             if now_ms < look_ms {
                 continue;
             }
-            watch.look(now_ms, available);
-            let look = Look {
+            watch.sample(now_ms, available);
+            let sample = HostSample {
                 available_bytes: available,
                 swap_free_bytes: 0,
                 reserve_bytes: reserve,
                 fall_bytes_s: watch.fall_bytes_s(),
             };
-            look_ms = now_ms + if look.is_near() { 20 } else { 100 };
+            look_ms = now_ms + if sample.is_near() { 20 } else { 100 };
             if watch.is_stale(now_ms, available) {
                 continue;
             }
-            let goes = look.due(&lent);
+            let goes = sample.due(&lent);
             let freed: u64 = goes.iter().map(|s| s.bytes).sum();
             for s in &goes {
                 lent.retain(|l| l.slab != s.slab);

@@ -118,7 +118,7 @@ const ALL: u64 = 1 << 40;
 #[test]
 fn the_only_tenant_has_all_but_the_reserve() {
     let mut pools = Pools::new(320);
-    pools.arrive(&[newcomer(1, bounds(100, None, 1000))]);
+    pools.admit(&[newcomer(1, bounds(100, None, 1000))]);
     assert_eq!(
         (pools.grant(1), pools.floor(1), pools.free()),
         (310, 80, 10)
@@ -131,10 +131,10 @@ fn the_only_tenant_has_all_but_the_reserve() {
 fn what_an_idle_tenant_has_goes_to_one_that_swaps_and_no_sooner() {
     let mut pools = Pools::new(320);
     let mut tenants = [Honest::new(1, ALL, 1000), Honest::new(2, 0, 0)];
-    pools.arrive(&[newcomer(1, bounds(100, None, 1000))]);
+    pools.admit(&[newcomer(1, bounds(100, None, 1000))]);
     rounds(&mut pools, &mut tenants[..1], 20);
     tenants[0].pages = 0;
-    pools.arrive(&[newcomer(2, bounds(100, None, 1000))]);
+    pools.admit(&[newcomer(2, bounds(100, None, 1000))]);
     let floor = pools.floor(2);
     assert_eq!((floor, pools.floor(1)), (40, 40));
     rounds(&mut pools, &mut tenants, 40);
@@ -156,7 +156,7 @@ fn weights_count_among_those_that_use_what_they_have() {
     let newcomers: Vec<Newcomer> = (0..4)
         .map(|i| newcomer(i, bounds(weights[i as usize], Some(10), 1000)))
         .collect();
-    pools.arrive(&newcomers);
+    pools.admit(&newcomers);
     // The last one swaps, but 50 slabs are enough for it.
     let mut tenants: Vec<Honest> = (0..4).map(|i| Honest::new(i, ALL, 1000 + i)).collect();
     tenants[3].wants = 40 * SLAB_BYTES;
@@ -178,7 +178,7 @@ fn a_newcomer_is_never_left_with_nothing() {
     let mut tenants = Vec::new();
     for id in 0..16 {
         assert!(tenants.len() < pools.tenants_max());
-        pools.arrive(&[newcomer(id, bounds(100, None, 64))]);
+        pools.admit(&[newcomer(id, bounds(100, None, 64))]);
         assert!(pools.grant(id) >= 1, "{id}: {:?}", grants(&pools));
         tenants.push(Honest::new(id, ALL, 1000));
         for t in &mut tenants {
@@ -201,9 +201,9 @@ fn a_tenant_with_nowhere_to_write_keeps_its_part_and_no_more() {
         pinned_bytes: 300 * SLAB_BYTES,
         pages: 0,
     };
-    pools.arrive(&[newcomer(1, bounds(100, None, 1000))]);
+    pools.admit(&[newcomer(1, bounds(100, None, 1000))]);
     pools.read(1, pinned);
-    pools.arrive(&[newcomer(2, bounds(100, None, 1000))]);
+    pools.admit(&[newcomer(2, bounds(100, None, 1000))]);
     let mut other = [Honest::new(2, ALL, 1000)];
     for _ in 0..100 {
         pools.read(1, pinned);
@@ -225,11 +225,11 @@ fn another_agent_goes_on_from_what_was_granted() {
         },
         ..newcomer(id, bounds(100, None, 1000))
     };
-    pools.arrive(&[had(1, 40, 40), had(2, 270, 270)]);
+    pools.admit(&[had(1, 40, 40), had(2, 270, 270)]);
     assert_eq!(grants(&pools), [40, 270]);
     // An agent with a smaller pool divides it.
     let mut pools = Pools::new(160);
-    pools.arrive(&[had(1, 40, 40), had(2, 270, 270)]);
+    pools.admit(&[had(1, 40, 40), had(2, 270, 270)]);
     assert_eq!(grants(&pools), [40, 115]);
 }
 
@@ -243,7 +243,7 @@ fn two(slabs: u64) -> (Pools, [Honest; 2]) {
         ..Honest::new(id, ALL, 0)
     });
     let newcomers = [1, 2].map(|id| newcomer(id, bounds(100, None, slabs)));
-    pools.arrive(&newcomers);
+    pools.admit(&newcomers);
     tenants[0].pages = 1000;
     rounds(&mut pools, &mut tenants, 100);
     (pools, tenants)
@@ -258,7 +258,7 @@ fn who_has_more_pages_come_in_pulls_more_strongly_and_not_without_bound() {
     ] {
         let mut pools = Pools::pulling(320);
         let mut tenants = [1, 2].map(|id| Honest::new(id, ALL, pages[id as usize - 1]));
-        pools.arrive(&[1, 2].map(|id| newcomer(id, bounds(100, None, 1000))));
+        pools.admit(&[1, 2].map(|id| newcomer(id, bounds(100, None, 1000))));
         rounds(&mut pools, &mut tenants, 200);
         let now = grants(&pools);
         assert!(
@@ -267,7 +267,7 @@ fn who_has_more_pages_come_in_pulls_more_strongly_and_not_without_bound() {
         );
         // The others do not count the amount.
         let mut pools = Pools::new(320);
-        pools.arrive(&[1, 2].map(|id| newcomer(id, bounds(100, None, 1000))));
+        pools.admit(&[1, 2].map(|id| newcomer(id, bounds(100, None, 1000))));
         rounds(&mut pools, &mut tenants, 200);
         assert_eq!(grants(&pools), [155, 155]);
     }
@@ -282,7 +282,7 @@ fn come_beside_a_greedy_one(mut pools: Pools, touches: u64) -> u64 {
         touches,
         came: 0,
     });
-    pools.arrive(&[0, 1].map(|id| newcomer(id, bounds(100, None, slabs))));
+    pools.admit(&[0, 1].map(|id| newcomer(id, bounds(100, None, slabs))));
     let mut come = 0;
     for round in 0..1600 {
         for (t, id) in tenants.iter_mut().zip(0..) {
@@ -369,17 +369,17 @@ proptest! {
             match event {
                 // Configured floors fit, as the agent ensures.
                 Event::Arrive(b, had) if ids.len() < 3 => {
-                    pools.arrive(&[Newcomer { had, ..newcomer(next, b) }]);
+                    pools.admit(&[Newcomer { had, ..newcomer(next, b) }]);
                     prop_assert!(pools.grant(next) >= 1);
                     next += 1;
                 }
                 Event::Arrive(b, _) if ids.len() < 12 => {
-                    pools.arrive(&[newcomer(next, Bounds { floor: None, ..b })]);
+                    pools.admit(&[newcomer(next, Bounds { floor: None, ..b })]);
                     prop_assert!(pools.grant(next) >= 1);
                     next += 1;
                 }
                 Event::Arrive(..) => {}
-                Event::Leave(i) => pick(i).into_iter().for_each(|id| pools.leave(id)),
+                Event::Leave(i) => pick(i).into_iter().for_each(|id| pools.remove(id)),
                 Event::Change(i, b) => if let Some(id) = pick(i) {
                     pools.set_bounds(id, Bounds { floor: pools.tenants[&id].bounds.floor, ..b });
                 },
@@ -406,10 +406,10 @@ proptest! {
         // Where the amount counts, one of the tenants pulls with up to twice its weight, whichever it is.
         let twice = if pulls { 2 } else { 1 };
         // It was there first, and had everything.
-        pools.arrive(&[newcomer(0, bounds(weights[0], None, 1000))]);
+        pools.admit(&[newcomer(0, bounds(weights[0], None, 1000))]);
         let mut honest: Vec<Honest> = (1..3).map(|id| Honest::new(id, ALL, 5000)).collect();
         for t in &honest {
-            pools.arrive(&[newcomer(t.id, bounds(weights[t.id as usize], None, 1000))]);
+            pools.admit(&[newcomer(t.id, bounds(weights[t.id as usize], None, 1000))]);
         }
         for (n, lie) in lies.into_iter().enumerate() {
             pools.read(0, lie);
@@ -489,7 +489,7 @@ proptest! {
         bursts in prop::collection::vec((1usize..30, 1usize..40, 0u64..3000), 1..100),
     ) {
         let mut pools = Pools::new(64);
-        pools.arrive(&[newcomer(1, bounds(100, None, 64))]);
+        pools.admit(&[newcomer(1, bounds(100, None, 64))]);
         // Short pauses that were taken for idleness, and long ones.
         let (mut mistakes, mut longs) = (0, 0);
         let mut pause = None;
@@ -533,7 +533,7 @@ proptest! {
             touches,
             came: 0,
         });
-        pools.arrive(&[0, 1].map(|id| newcomer(id, bounds(100, None, 2 * slabs))));
+        pools.admit(&[0, 1].map(|id| newcomer(id, bounds(100, None, 2 * slabs))));
         let mut sums = [0, 0];
         for round in 0..1600 {
             for (t, id) in tenants.iter_mut().zip(0..) {
@@ -580,10 +580,10 @@ proptest! {
             .map(|((_, _, w), id)| newcomer(id, bounds([100, 300][*w], None, slabs)))
             .collect();
         if order {
-            pools.arrive(&newcomers);
+            pools.admit(&newcomers);
         } else {
             for new in newcomers.iter().rev() {
-                pools.arrive(&[*new]);
+                pools.admit(&[*new]);
                 rounds(&mut pools, &mut tenants, 3);
             }
         }

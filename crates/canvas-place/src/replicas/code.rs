@@ -79,13 +79,17 @@ impl Code {
     }
 
     /// Where a range of an extent's `bytes` is: shards, and a range of each.
-    pub fn places(self, bytes: usize, range: Range<usize>) -> impl Iterator<Item = Place> {
+    pub fn shard_ranges(
+        self,
+        bytes: usize,
+        range: Range<usize>,
+    ) -> impl Iterator<Item = ShardRange> {
         let shard = self.shard_bytes(bytes);
         let shards = range.start / shard..range.end.div_ceil(shard);
         shards.map(move |n| {
             let from = range.start.max(n * shard);
             let to = range.end.min((n + 1) * shard);
-            Place {
+            ShardRange {
                 shard: n,
                 range: from - n * shard..to - n * shard,
             }
@@ -101,7 +105,7 @@ impl fmt::Display for Code {
 
 /// A range of one shard.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct ShardRange {
     /// The shard.
     pub shard: usize,
     /// The range within it.
@@ -243,13 +247,13 @@ impl Gather {
     }
 
     /// A holder was asked, or could not be.
-    pub fn asked(&mut self, holder: Holder, sent: bool) {
+    pub fn on_sent(&mut self, holder: Holder, sent: bool) {
         let state = if sent { State::Waits } else { State::Failed };
         self.asked.push((holder.donor, holder.shard, state));
     }
 
     /// A donor has answered, or (not `ok`) never will. Returns the shard, if its bytes are of use.
-    pub fn answered(&mut self, donor: usize, ok: bool) -> Option<usize> {
+    pub fn on_answer(&mut self, donor: usize, ok: bool) -> Option<usize> {
         let mut all = self.asked.iter_mut();
         let open = |state: State| matches!(state, State::Waits | State::Late);
         let (_, shard, state) = all.find(|(d, _, state)| *d == donor && open(*state))?;
@@ -271,7 +275,7 @@ impl Gather {
     }
 
     /// Donors that did not deliver may be asked again.
-    pub fn try_again(&mut self) {
+    pub fn retry(&mut self) {
         self.asked.retain(|(.., state)| *state != State::Failed);
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::code::{Code, SHARDS_MAX};
-use super::worth::Told;
+use super::worth::ReportedWorth;
 use super::{Donors, EXTENTS_MAX, Held, Policy, RunId, Source};
 
 /// Most copies of a slab that a write asks for, including those being moved.
@@ -109,7 +109,7 @@ pub struct Replica {
     /// Operations since the donor last asked.
     pub ops: u64,
     /// What its donor was sent about its worth.
-    pub told: Told,
+    pub reported: ReportedWorth,
 }
 
 impl Replica {
@@ -123,7 +123,7 @@ impl Replica {
             missing: Gaps::default(),
             leaving: None,
             ops: 0,
-            told: Told::default(),
+            reported: ReportedWorth::default(),
         }
     }
     /// Whether it has the extent (an index within the slab).
@@ -243,7 +243,7 @@ impl Slab {
                 whole: c.missing.is_none(),
                 shard: self.code.map(|_| c.shard),
                 leaving_until_ns: c.leaving.map(|(_, until)| until),
-                may_be_spare: c.told.may_be_spare(),
+                may_be_spare: c.reported.may_be_spare(),
             }
         })
     }

@@ -132,7 +132,7 @@ pub fn ping_every_ns(lease_ns: u64) -> u64 {
 
 /// Connection state of a donor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Standing {
+pub enum ConnectionState {
     /// No link.
     Down {
         /// When the link was lost.
@@ -148,7 +148,7 @@ pub enum Standing {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DonorView {
     /// Its connection state.
-    pub standing: Standing,
+    pub connection: ConnectionState,
     /// It is reclaiming memory, or lends none.
     pub pressure: bool,
     /// Memory that it could lend, in bytes, as last reported.
@@ -160,14 +160,14 @@ pub struct DonorView {
 impl DonorView {
     /// Whether it serves.
     pub fn is_up(&self) -> bool {
-        self.standing == Standing::Up
+        self.connection == ConnectionState::Up
     }
 
     /// Whether it serves, or may serve again in a moment.
     pub fn may_serve(&self, now_ns: u64) -> bool {
-        match self.standing {
-            Standing::Down { since_ns } => now_ns.saturating_sub(since_ns) < GRACE_NS,
-            Standing::Listing | Standing::Up => true,
+        match self.connection {
+            ConnectionState::Down { since_ns } => now_ns.saturating_sub(since_ns) < GRACE_NS,
+            ConnectionState::Listing | ConnectionState::Up => true,
         }
     }
 

@@ -15,7 +15,7 @@ pub struct Due {
 
 /// Result of an answer to a request for a replica.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Placed {
+pub enum PlacementResult {
     /// The slab has a new replica.
     Yes,
     /// There is no new replica.
@@ -29,7 +29,7 @@ pub enum Placed {
 
 /// A replica that was removed from its slab.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Given {
+pub struct RemovedReplica {
     /// The donor that has it.
     pub donor: usize,
     /// The donor's handle for it.
@@ -39,7 +39,7 @@ pub struct Given {
 }
 
 /// Chooses the donor to ask for a replica of a slab, and records it: donors are asked one at a time, so until it has
-/// answered it counts as having refused. The caller reports with [`Slab::asked`] that the request was sent.
+/// answered it counts as having refused. The caller reports with [`Slab::on_alloc_sent`] that the request was sent.
 pub fn place(
     map: &mut Map,
     slab: u32,
@@ -86,13 +86,13 @@ pub fn allocated(
     is_written: impl FnOnce() -> bool,
     is_short: impl FnOnce(&Slab) -> bool,
     donors: &(impl Donors + ?Sized),
-) -> Placed {
+) -> PlacementResult {
     let Some(entry) = map.get_mut(&slab) else {
-        return Placed::Useless;
+        return PlacementResult::Useless;
     };
     entry.allocating -= 1;
     let Some((run, handle)) = granted else {
-        return Placed::No {
+        return PlacementResult::No {
             again: is_short(entry),
         };
     };
@@ -106,7 +106,7 @@ pub fn allocated(
     // If it needs yet another replica, there is nothing to wait for.
     entry.again_ns = 0;
     entry.replicas.push(replica);
-    Placed::Yes
+    PlacementResult::Yes
 }
 
 /// Whether some donor could take another slab.
@@ -116,7 +116,7 @@ pub fn has_room(donors: &(impl Donors + ?Sized), slab_bytes: u64) -> bool {
 
 impl Slab {
     /// A request for a replica was sent.
-    pub fn asked(&mut self) {
+    pub fn on_alloc_sent(&mut self) {
         self.allocating += 1;
     }
 
@@ -173,13 +173,13 @@ impl Slab {
     }
 
     /// Removes the replica that is to be released now, if any. `room`: [`has_room`].
-    pub fn let_go(
+    pub fn remove_surplus(
         &mut self,
         donors: &(impl Donors + ?Sized),
         policy: Policy,
         room: impl FnOnce() -> bool,
         now_ns: u64,
-    ) -> Option<Given> {
+    ) -> Option<RemovedReplica> {
         let policy = self.policy(policy);
         // No donor wants one back, and there is none too many.
         if self.replicas.len() <= policy.donors && self.replicas.iter().all(|c| c.leaving.is_none())
@@ -204,7 +204,7 @@ impl Slab {
             return None;
         }
         let replica = self.replicas.remove(at);
-        Some(Given {
+        Some(RemovedReplica {
             donor,
             handle: replica.handle,
             call: replica.leaving.map(|(call, _)| call),
@@ -213,7 +213,7 @@ impl Slab {
 
     /// Releases the disk's copy if the policy wants none and donors have as many complete copies as it wants. False
     /// when it stays, or there is none.
-    pub fn let_go_of_disk(
+    pub fn drop_disk_copy(
         &mut self,
         donors: &(impl Donors + ?Sized),
         policy: Policy,
@@ -253,13 +253,13 @@ impl Slab {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replicas::{DonorView, Standing};
+    use crate::replicas::{ConnectionState, DonorView};
 
     /// One donor dies while it is asked, and another one grants after that: the first is asked again when it is back.
     #[test]
     fn a_refusal_is_over_whatever_others_have_granted() {
         let up = DonorView {
-            standing: Standing::Up,
+            connection: ConnectionState::Up,
             pressure: false,
             free_bytes: 1 << 30,
             suspect: false,
@@ -276,8 +276,11 @@ mod tests {
         let told = |map: &mut Map, donor, granted| {
             allocated(map, 0, donor, granted, || false, |_| false, &donors[..])
         };
-        assert_eq!(told(&mut map, 0, None), Placed::No { again: false });
-        assert_eq!(told(&mut map, 1, Some(([1; 16], 7))), Placed::Yes);
+        assert_eq!(
+            told(&mut map, 0, None),
+            PlacementResult::No { again: false }
+        );
+        assert_eq!(told(&mut map, 1, Some(([1; 16], 7))), PlacementResult::Yes);
         assert_eq!(asked(&mut map, 2), None, "not at once");
         assert_eq!(asked(&mut map, 1 + AGAIN_NS), Some(0));
     }

@@ -11,13 +11,13 @@ use super::{Donors, Policy, is_away, read_next};
 
 /// The next copy to ask.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ask {
+pub enum NextCopy {
     /// This donor, for this handle.
     Donor(usize, u64),
     /// The local disk.
     Disk,
     /// No copy is left.
-    Nobody,
+    NoneLeft,
 }
 
 /// What the local disk has of an extent.
@@ -50,13 +50,13 @@ impl OnDisk {
 
 /// What happens to a read when no copy is left to ask.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Otherwise {
+pub enum Exhausted {
     /// A copy that was asked may still answer.
-    Waits,
-    /// Donors may come back: the read is retried at the next tick ([`Read::try_again`]).
-    Later,
+    AwaitAnswer,
+    /// Donors may come back: the read is retried at the next tick ([`Read::retry`]).
+    Retry,
     /// The read ends without an answer.
-    Ends {
+    Fail {
         /// There may be a copy that cannot be reached now; otherwise there is none.
         away: bool,
     },
@@ -78,13 +78,13 @@ pub enum Answer {
 
 /// What to do about an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Then {
+pub enum AfterAnswer {
     /// Nothing: another answer was used.
     Nothing,
     /// Return the bytes to the reader.
-    HandOut,
+    Deliver,
     /// Ask another copy.
-    GoOn {
+    TryNext {
         /// It counts as a failover, because this donor did not deliver.
         failover: bool,
     },
@@ -94,21 +94,21 @@ pub enum Then {
 #[derive(Clone, Debug, Default)]
 pub struct Read {
     tried: u64,
-    asked: u64,
+    pending: u64,
     /// Donors that gave no answer, but may yet.
     silent: u64,
     tried_disk: bool,
-    asked_disk: bool,
+    disk_pending: bool,
     disk_failed: bool,
     /// Bytes were returned; they are from this donor, or (`None`) from the disk.
-    handed: bool,
+    delivered: bool,
     from: Option<usize>,
 }
 
 impl Read {
     /// The returned bytes did not verify. Returns the donor they came from, which lacks the extent.
     pub fn is_bad(&mut self) -> Option<usize> {
-        self.handed = false;
+        self.delivered = false;
         self.from.take()
     }
 
@@ -121,11 +121,11 @@ impl Read {
         donors: &(impl Donors + ?Sized),
         on_disk: OnDisk,
         besides: bool,
-    ) -> Ask {
+    ) -> NextCopy {
         let has = matches!(on_disk, OnDisk::Yes | OnDisk::First);
         let disk = has && !self.tried_disk;
         if disk && on_disk == OnDisk::First {
-            return Ask::Disk;
+            return NextCopy::Disk;
         }
         // A copy that lacks it, as far as is known, is asked only when there is no other: it may have it all the same,
         // and cannot deceive the reader.
@@ -139,41 +139,43 @@ impl Read {
         });
         match next {
             // The disk is certain to answer.
-            Some((source, handle)) if !source.suspect || !disk => Ask::Donor(source.donor, handle),
-            _ if disk => Ask::Disk,
-            _ if last_resort && on_disk == OnDisk::Unsure && !self.tried_disk => Ask::Disk,
-            _ => Ask::Nobody,
+            Some((source, handle)) if !source.suspect || !disk => {
+                NextCopy::Donor(source.donor, handle)
+            }
+            _ if disk => NextCopy::Disk,
+            _ if last_resort && on_disk == OnDisk::Unsure && !self.tried_disk => NextCopy::Disk,
+            _ => NextCopy::NoneLeft,
         }
     }
 
     /// A donor was asked, or could not be.
-    pub fn asked(&mut self, donor: usize, sent: bool) {
+    pub fn on_sent(&mut self, donor: usize, sent: bool) {
         self.tried |= 1 << donor;
         if sent {
-            self.asked |= 1 << donor;
+            self.pending |= 1 << donor;
         } else {
             self.silent |= 1 << donor;
         }
     }
 
     /// The disk was asked. False when a donor was asked as well, which may be faster.
-    pub fn asked_disk(&mut self) -> bool {
+    pub fn on_sent_to_disk(&mut self) -> bool {
         self.tried_disk = true;
-        self.asked_disk = true;
-        self.asked == 0
+        self.disk_pending = true;
+        self.pending == 0
     }
 
     /// No copy is left to ask, after `waited_ns`; the tenant waits `wait_ns_max` for copies that cannot be reached.
-    pub fn otherwise(
+    pub fn on_exhausted(
         &mut self,
         slab: Option<&Slab>,
         extent: usize,
         donors: &(impl Donors + ?Sized),
         waited_ns: impl FnOnce() -> u64,
         wait_ns_max: u64,
-    ) -> Otherwise {
-        if self.asked != 0 || self.asked_disk {
-            return Otherwise::Waits;
+    ) -> Exhausted {
+        if self.pending != 0 || self.disk_pending {
+            return Exhausted::AwaitAnswer;
         }
         let away = slab.is_some_and(|slab| is_away(slab.sources(donors, extent)));
         let replicas = slab.map_or(&[][..], |slab| &slab.replicas);
@@ -181,81 +183,81 @@ impl Read {
         let may_come = away || self.silent != 0;
         if may_come && waited_ns() < wait_ns_max {
             self.tried &= !std::mem::take(&mut self.silent);
-            return Otherwise::Later;
+            return Exhausted::Retry;
         }
-        Otherwise::Ends {
+        Exhausted::Fail {
             away: may_come || self.disk_failed,
         }
     }
 
     /// A donor has answered, or never will.
-    pub fn answered(
+    pub fn on_answer(
         &mut self,
         map: &mut Map,
         slab: u32,
         extent: usize,
         donor: usize,
         answer: Answer,
-    ) -> Then {
-        self.asked &= !(1 << donor);
-        if self.handed {
+    ) -> AfterAnswer {
+        self.pending &= !(1 << donor);
+        if self.delivered {
             // If the returned bytes do not verify, this donor can be asked again.
             self.tried &= !(1 << donor);
-            return Then::Nothing;
+            return AfterAnswer::Nothing;
         }
         let mut replica = map.get_mut(&slab).and_then(|e| e.at(donor));
         match answer {
             Answer::Data { blank } => {
                 if blank && replica.as_ref().is_none_or(|c| !c.has(extent)) {
                     // The slab was placed there later, and nothing was written to it: it is not damaged.
-                    return Then::GoOn { failover: false };
+                    return AfterAnswer::TryNext { failover: false };
                 }
-                self.handed = true;
+                self.delivered = true;
                 self.from = Some(donor);
                 if let Some(replica) = &mut replica {
                     replica.ops += 1;
                 }
-                return Then::HandOut;
+                return AfterAnswer::Deliver;
             }
             Answer::No => self.silent |= 1 << donor,
             Answer::Unknown => {}
         }
-        Then::GoOn { failover: true }
+        AfterAnswer::TryNext { failover: true }
     }
 
     /// The disk has answered, or ([`Answer::No`]) could not read. A blank answer is neither a copy nor a damaged one
     /// where nothing is known to be on the disk (`on_disk`).
-    pub fn disk_answered(&mut self, on_disk: OnDisk, answer: Answer) -> Then {
-        self.asked_disk = false;
-        if self.handed {
+    pub fn on_disk_answer(&mut self, on_disk: OnDisk, answer: Answer) -> AfterAnswer {
+        self.disk_pending = false;
+        if self.delivered {
             self.tried_disk = false;
-            return Then::Nothing;
+            return AfterAnswer::Nothing;
         }
         match answer {
             Answer::Data { blank: true } if on_disk == OnDisk::Unsure => {}
             Answer::Data { .. } => {
-                self.handed = true;
+                self.delivered = true;
                 self.from = None;
-                return Then::HandOut;
+                return AfterAnswer::Deliver;
             }
             Answer::Unknown | Answer::No => self.disk_failed = true,
         }
-        Then::GoOn { failover: false }
+        AfterAnswer::TryNext { failover: false }
     }
 
-    /// A tick after [`Otherwise::Later`]: donors that were down may be tried again. `up` has a bit for each that
+    /// A tick after [`Exhausted::Retry`]: donors that were down may be tried again. `up` has a bit for each that
     /// serves.
-    pub fn try_again(&mut self, up: u64) {
+    pub fn retry(&mut self, up: u64) {
         self.tried &= up;
     }
 
     /// Whether the disk's answer is still awaited and of use.
     pub fn waits_for_disk(&self) -> bool {
-        !self.handed && self.asked_disk
+        !self.delivered && self.disk_pending
     }
 
     /// Whether a donor's answer is still awaited and of use.
     pub fn waits_for(&self, donor: usize) -> bool {
-        !self.handed && self.asked & 1 << donor != 0
+        !self.delivered && self.pending & 1 << donor != 0
     }
 }

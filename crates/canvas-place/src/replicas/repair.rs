@@ -44,13 +44,13 @@ pub struct Job {
 
 /// The source of a repair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum From {
+pub enum RepairSource {
     /// On a donor.
     Donor(Target),
     /// On the local disk.
     Disk,
     /// No copy could give it: the repair ends.
-    Nowhere,
+    Unavailable,
 }
 
 /// Result of verification.
@@ -226,9 +226,9 @@ impl Repairs {
         map: &Map,
         donors: &(impl Donors + ?Sized),
         has_disk: bool,
-    ) -> From {
+    ) -> RepairSource {
         let Some(job) = &mut self.jobs[slot] else {
-            return From::Nowhere;
+            return RepairSource::Unavailable;
         };
         let slab = map.get(&(job.extent / self.extents as u32));
         let within = job.extent as usize % self.extents;
@@ -248,15 +248,15 @@ impl Repairs {
         job.from = next(job.tried | to, false);
         if job.from.is_none() && has_disk && !job.tried_disk && !is_bad(None) {
             job.tried_disk = true;
-            return From::Disk;
+            return RepairSource::Disk;
         }
         job.from = job.from.or_else(|| next(job.tried, true));
         let Some(target) = job.from else {
             self.hopeless.insert(job.extent);
-            return From::Nowhere;
+            return RepairSource::Unavailable;
         };
         job.tried |= 1 << target.donor;
-        From::Donor(target)
+        RepairSource::Donor(target)
     }
 
     /// The extent has been read, and (`is_good`) verifies under the job's seal. `seal` is the extent's now: where the

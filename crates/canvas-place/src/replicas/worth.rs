@@ -12,9 +12,9 @@ use crate::early::Worth;
 
 /// What a donor was sent about a replica's worth.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Told {
+pub struct ReportedWorth {
     /// What it confirmed last. A donor without a message takes a slab for the only copy.
-    said: Worth,
+    confirmed: Worth,
     /// The message under way.
     under_way: Option<Worth>,
     /// It may believe something other than what it confirmed.
@@ -25,13 +25,13 @@ pub struct Told {
     again_ns: u64,
 }
 
-impl Told {
+impl ReportedWorth {
     /// For a replica about which an earlier agent may have sent anything.
-    pub fn unknown() -> Told {
-        Told {
+    pub fn unknown() -> ReportedWorth {
+        ReportedWorth {
             unsure: true,
             may_be_spare: true,
-            ..Told::default()
+            ..ReportedWorth::default()
         }
     }
 
@@ -41,31 +41,33 @@ impl Told {
     }
 
     /// Whether to send a message, if the replica has this worth.
-    fn lacks(&self, worth: Worth, now_ns: u64) -> bool {
-        self.under_way.is_none() && now_ns >= self.again_ns && (self.unsure || self.said != worth)
+    fn is_due(&self, worth: Worth, now_ns: u64) -> bool {
+        self.under_way.is_none()
+            && now_ns >= self.again_ns
+            && (self.unsure || self.confirmed != worth)
     }
 
     /// The donor does not understand these messages, and frees nothing early.
-    pub fn deaf(&mut self) {
-        *self = Told {
+    pub fn not_supported(&mut self) {
+        *self = ReportedWorth {
             again_ns: u64::MAX,
-            ..Told::default()
+            ..ReportedWorth::default()
         };
     }
 
     /// A message is under way.
-    pub fn tell(&mut self, worth: Worth) {
+    pub fn on_sent(&mut self, worth: Worth) {
         self.under_way = Some(worth);
         self.may_be_spare |= worth == Worth::Spare;
     }
 
     /// The donor has confirmed the message, or (not `ok`) may not have received it; it is repeated after `again_ns`.
-    pub fn answered(&mut self, ok: bool, again_ns: u64) {
+    pub fn on_answer(&mut self, ok: bool, again_ns: u64) {
         let Some(worth) = self.under_way.take() else {
             return;
         };
         if ok {
-            (self.said, self.unsure) = (worth, false);
+            (self.confirmed, self.unsure) = (worth, false);
             self.may_be_spare = worth == Worth::Spare;
         } else {
             (self.unsure, self.again_ns) = (true, again_ns);
@@ -99,7 +101,7 @@ impl Slab {
         let keepers = self.keepers(slab, whole);
         let is_safe = self.different(keepers) >= self.needed();
         let others = self.different(whole) > self.needed() || nearly;
-        let are_told = keepers & self.those(|c| c.told.may_be_spare) == 0;
+        let are_told = keepers & self.those(|c| c.reported.may_be_spare) == 0;
         let worth = |at: usize| match (keepers & 1 << at != 0, is_safe) {
             _ if on_disk => Some(Worth::Spare),
             (true, _) if others => Some(Worth::Kept),
@@ -111,7 +113,7 @@ impl Slab {
         for (at, c) in self.replicas.iter().enumerate() {
             if let Some(worth) = worth(at)
                 && donors.view(c.donor).is_up()
-                && c.told.lacks(worth, now_ns)
+                && c.reported.is_due(worth, now_ns)
             {
                 tell.push((c.donor, c.handle, worth));
             }
@@ -124,7 +126,7 @@ impl Slab {
     fn keepers(&self, slab: u32, whole: u32) -> u32 {
         let n = self.replicas.len();
         let turns = (0..n).map(|i| (i + slab as usize) % n);
-        let may_be_spare = |at: &usize| self.replicas[*at].told.may_be_spare;
+        let may_be_spare = |at: &usize| self.replicas[*at].reported.may_be_spare;
         let first = turns.clone().filter(|at| !may_be_spare(at));
         let mut keepers = 0;
         for at in first.chain(turns.filter(may_be_spare)) {

@@ -1,7 +1,7 @@
 //! Kinds of threads and contents of regions, as declared by the program.
 
 use canvas_core::pager::api::kinds::{self, Kind, Kinds};
-use canvas_core::pager::api::refs::{self, Refs, Told};
+use canvas_core::pager::api::refs::{self, Declaration, Refs};
 use canvas_sys::gate::yield_now;
 use canvas_sys::proc;
 use canvas_types::PageId;
@@ -33,7 +33,7 @@ pub fn kind_of(tid: u32) -> Option<Kind> {
 
 /// The declared contents of the region of `page`.
 #[inline]
-pub fn regions_of(page: PageId) -> Option<Told> {
+pub fn regions_of(page: PageId) -> Option<Declaration> {
     DECLARED.refs.of(page.0)
 }
 
@@ -46,7 +46,7 @@ pub fn has_kinds() -> bool {
 pub fn tell_kind(tid: u32, kind: Option<Kind>) -> Result<(), kinds::Full> {
     let _writer = DECLARED.writer.lock(yield_now);
     match kind {
-        Some(kind) => DECLARED.kinds.tell(tid, kind),
+        Some(kind) => DECLARED.kinds.declare(tid, kind),
         None => {
             DECLARED.kinds.forget(tid);
             Ok(())
@@ -61,9 +61,9 @@ pub fn thread_ends() {
 
 /// Declares the contents of the pages `start..end`; `None` removes the declaration. The caller is inside
 /// `freeze::enter`.
-pub fn tell_content(start: u32, end: u32, told: Option<Told>) -> Result<(), refs::Full> {
+pub fn tell_content(start: u32, end: u32, told: Option<Declaration>) -> Result<(), refs::Full> {
     let _writer = DECLARED.writer.lock(yield_now);
-    DECLARED.refs.tell(start, end, told)
+    DECLARED.refs.declare(start, end, told)
 }
 
 /// Records that the pages `start..end` are unmapped or replaced by another mapping. The caller is inside

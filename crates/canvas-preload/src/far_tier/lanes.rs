@@ -2,7 +2,7 @@
 //! ([`canvas_direct::client`]), with their descriptors protected from the program.
 
 use canvas_direct::client::{Lanes, Process};
-use canvas_shm::mailbox::Ask;
+use canvas_shm::mailbox::RequestFields;
 use canvas_shm::{Counter, Far};
 
 use crate::far_tier::pairs::{self, OurPairs, PAIRS};
@@ -48,7 +48,7 @@ pub fn forbid() {
 
 /// Reads what `ask` names from a donor into `to`, as many bytes of the record as fit. Returns false if the agent must
 /// do that.
-pub fn read(far: &Far, ask: &Ask, to: &mut [u8]) -> bool {
+pub fn read(far: &Far, ask: &RequestFields, to: &mut [u8]) -> bool {
     LANES.read(far, ask, to, &Ours)
 }
 

@@ -5,13 +5,13 @@ use canvas_core::far::{
     Channel, FarStore, Host, Owner, PageLocation, PageOutcome, Pages, PoolPeer, Request, State,
 };
 use canvas_core::pager::copies;
-use canvas_core::pager::spill::SpillHand;
+use canvas_core::pager::demotion::DemotionScan;
 use canvas_core::pager::word::{self, State as At, Word, flag};
 use canvas_core::swap::extents::ExtentBook;
 use canvas_core::swap::{Chosen, LocalPool};
 use canvas_core::vm::ledger::reserves;
 use canvas_shm::far::{self, Far};
-use canvas_shm::mailbox::{Ask, Mailbox, Status};
+use canvas_shm::mailbox::{Mailbox, RequestFields, Status};
 use canvas_shm::{Counter, far::EXTENT_BYTES};
 use canvas_sys::{gate, proc};
 use canvas_types::{PageId, SwapEntry};
@@ -35,7 +35,7 @@ state! {
     /// What moves of pages out of the pool remember.
     static MOVES: Moves {
         state: State = State::new(),
-        oldest: SpillHand = SpillHand::new(),
+        oldest: DemotionScan = DemotionScan::new(),
         /// The next page that may have a copy.
         copies: AtomicU32 = AtomicU32::new(0),
     }
@@ -47,7 +47,7 @@ pub struct Ours;
 impl Pages for Ours {
     type Seen = Word;
     #[inline]
-    fn look(&self, page: u32) -> Option<Word> {
+    fn read_state(&self, page: u32) -> Option<Word> {
         areas::table().words.get(page as usize).map(word::load)
     }
     #[inline]
@@ -59,7 +59,7 @@ impl Pages for Ours {
         match seen.state() {
             At::Resident => PageLocation::Local,
             At::Far => PageLocation::Far {
-                in_far_tier: seen.has(flag::DEEP),
+                in_far_tier: seen.has(flag::IN_FAR_TIER),
             },
             _ => PageLocation::Other,
         }
@@ -77,11 +77,11 @@ impl Pages for Ours {
     fn publish(&self, page: u32, seen: Word, outcome: PageOutcome) {
         let next = match outcome {
             // The word of a resident page does not say where its copy lies: the bit has another meaning there.
-            PageOutcome::InFar | PageOutcome::InPool if seen.state() == At::Resident => seen,
+            PageOutcome::InFarTier | PageOutcome::InPool if seen.state() == At::Resident => seen,
             PageOutcome::Unchanged => seen,
-            PageOutcome::InFar => seen.set(flag::DEEP),
-            PageOutcome::InPool => seen.clear(flag::DEEP),
-            PageOutcome::PromotedAhead => seen.clear(flag::DEEP).set(flag::REFERENCED),
+            PageOutcome::InFarTier => seen.set(flag::IN_FAR_TIER),
+            PageOutcome::InPool => seen.clear(flag::IN_FAR_TIER),
+            PageOutcome::PromotedAhead => seen.clear(flag::IN_FAR_TIER).set(flag::REFERENCED),
             PageOutcome::NoCopy => seen.clear(flag::FAR_COPY),
         };
         word::publish(areas::word(PageId(page)), next);
@@ -124,7 +124,7 @@ impl Host for Ours {
     fn pool_configured_bytes(&self) -> u64 {
         state::seg().config.pool_bytes.load(Ordering::Relaxed)
     }
-    fn keeps_places(&self) -> bool {
+    fn keeps_far_copies(&self) -> bool {
         reserves(&PROCESS)
     }
     fn ask_for_pool(&self, peer: PoolPeer) -> bool {
@@ -173,7 +173,7 @@ impl Channel for OurFar {
     fn mailbox(&self) -> &Mailbox {
         our_mailbox(self.0)
     }
-    fn ring(&self) {
+    fn notify_agent(&self) {
         ring(self.0);
     }
     fn read<R>(&self, of: &Request, on: impl FnOnce(&[u8; EXTENT_BYTES]) -> R) -> R {
@@ -194,13 +194,13 @@ impl Channel for OurFar {
         self.0.copy_out(far_area::index(), of.index(), offset, out);
     }
     #[inline]
-    fn read_directly(&self, ask: &Ask, to: &mut [u8]) -> bool {
+    fn read_directly(&self, ask: &RequestFields, to: &mut [u8]) -> bool {
         lanes::read(self.0, ask, to)
     }
     fn sleep(&self, word: &AtomicU32, value: u32, ns: u64) {
         proc::futex_wait(word, value, ns);
     }
-    fn give_way(&self) {
+    fn yield_cpu(&self) {
         gate::give_way();
     }
     #[inline]

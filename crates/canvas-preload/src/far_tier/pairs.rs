@@ -8,8 +8,8 @@
 //! There are no queue pairs in a fork's child, which lacks that thread, nor where faults are served by threads without
 //! the C library's thread-local data. Direct reads use TCP connections there.
 
-use canvas_direct::client::pairs::{Pairs, Refused, Standing};
-use canvas_direct::client::turn::{Changed, Claimers, Threads, Turn};
+use canvas_direct::client::handoff::{ClaimerState, Handoff, NotifyThread, ThreadCommand};
+use canvas_direct::client::pairs::{PairState, Pairs, Refused};
 use canvas_direct::wire::READ_BYTES_MAX;
 use canvas_rdma::{Domain, Reader};
 use canvas_sys::file;
@@ -59,11 +59,12 @@ struct Cell {
 }
 
 struct Place {
-    turn: Turn,
+    handoff: Handoff,
     cell: UnsafeCell<Cell>,
 }
 
-// SAFETY: `turn` says whose the cell is: the one thread's (`serve`), or that of the thread which has claimed the lane.
+// SAFETY: `handoff` says whose the cell is: the one thread's (`serve`), or that of the thread which has claimed the
+// lane.
 unsafe impl Sync for Place {}
 
 /// A process opens its device at most this often: if the program closes its descriptors unnoticed, what the process had
@@ -78,7 +79,7 @@ state! {
     pub static PAIRS: OurPairs {
         places: [Place; fds::LANES] = [const {
             Place {
-                turn: Turn::new(),
+                handoff: Handoff::new(),
                 cell: UnsafeCell::new(Cell {
                     reader: None,
                     file: None,
@@ -132,7 +133,7 @@ pub fn after_fork_in_child() {
         return;
     }
     for place in &PAIRS.places {
-        place.turn.forget();
+        place.handoff.reset();
     }
     for which in 0..fds::DEVICES {
         fds::guard(Fd::Device(which), -1);
@@ -254,12 +255,17 @@ impl OurPairs {
     }
 
     /// Calls `on` with the cell of a lane that is in this state; the caller has claimed the lane.
-    fn with<R>(&self, lane: usize, state: Claimers, on: impl FnOnce(&mut Cell) -> R) -> Option<R> {
+    fn with<R>(
+        &self,
+        lane: usize,
+        state: ClaimerState,
+        on: impl FnOnce(&mut Cell) -> R,
+    ) -> Option<R> {
         let place = &self.places[lane];
-        if place.turn.claimers() != Ok(Some(state)) {
+        if place.handoff.claimer_state() != Ok(Some(state)) {
             return None;
         }
-        // SAFETY: in this state of the turn the cell is the claimer's of the lane, which is the calling thread; `on`
+        // SAFETY: in this state of the handoff the cell is the claimer's of the lane, which is the calling thread; `on`
         // works on the cell's queue pair and does not come back here.
         Some(on(unsafe { &mut *place.cell.get() }))
     }
@@ -282,24 +288,24 @@ impl OurPairs {
 
     /// Does what is to be done for one queue pair.
     fn work(&self, place: &Place, worker: &mut Worker) {
-        let Some(what) = place.turn.threads() else {
+        let Some(what) = place.handoff.command() else {
             return;
         };
-        // SAFETY: `threads` says that the cell is this thread's, until `give_back`.
+        // SAFETY: `command` says that the cell is this thread's, until `complete`.
         let cell = unsafe { &mut *place.cell.get() };
         let done = match what {
-            Threads::Make => worker.make(cell).map(|()| Claimers::Made),
-            Threads::Connect => cell.connect().map(|()| Claimers::Ready),
-            Threads::End => {
+            ThreadCommand::Make => worker.make(cell).map(|()| ClaimerState::Made),
+            ThreadCommand::Connect => cell.connect().map(|()| ClaimerState::Ready),
+            ThreadCommand::End => {
                 cell.end();
-                Ok(Claimers::None)
+                Ok(ClaimerState::None)
             }
         };
         let next = done.unwrap_or_else(|why| {
             complain(&why);
-            Claimers::Failed
+            ClaimerState::Failed
         });
-        place.turn.give_back(next);
+        place.handoff.complete(next);
     }
 }
 
@@ -322,55 +328,61 @@ fn ip_of(address: Address) -> IpAddr {
 }
 
 impl Pairs for OurPairs {
-    fn are_there(&self) -> bool {
+    fn available(&self) -> bool {
         self.are_there.load(Ordering::Relaxed)
     }
 
-    fn standing(&self, lane: usize) -> Standing {
-        match self.places[lane].turn.claimers() {
-            Err(Changed) => {
+    fn state(&self, lane: usize) -> PairState {
+        match self.places[lane].handoff.claimer_state() {
+            Err(NotifyThread) => {
                 self.ring();
-                Standing::Busy
+                PairState::Busy
             }
-            Ok(None) => Standing::Busy,
-            Ok(Some(Claimers::None)) => Standing::None,
-            Ok(Some(Claimers::Made)) => {
+            Ok(None) => PairState::Busy,
+            Ok(Some(ClaimerState::None)) => PairState::None,
+            Ok(Some(ClaimerState::Made)) => {
                 let end = |cell: &mut Cell| cell.reader.as_ref().map(Reader::local);
-                let end = self.with(lane, Claimers::Made, end).flatten();
-                end.map_or(Standing::Failed, Standing::Made)
+                let end = self.with(lane, ClaimerState::Made, end).flatten();
+                end.map_or(PairState::Failed, PairState::Made)
             }
-            Ok(Some(Claimers::Ready)) => Standing::Ready,
-            Ok(Some(Claimers::Failed)) => Standing::Failed,
+            Ok(Some(ClaimerState::Ready)) => PairState::Ready,
+            Ok(Some(ClaimerState::Failed)) => PairState::Failed,
         }
     }
 
     fn make(&self, lane: usize, local: Address) {
-        let taken = self.with(lane, Claimers::None, |cell| cell.local = Some(local));
+        let taken = self.with(lane, ClaimerState::None, |cell| cell.local = Some(local));
         if taken.is_some() {
-            self.places[lane].turn.give(Threads::Make);
+            self.places[lane].handoff.hand_over(ThreadCommand::Make);
             self.ring();
         }
     }
 
     fn connect(&self, lane: usize, peer: &QueuePair) {
-        let taken = self.with(lane, Claimers::Made, |cell| cell.peer = Some(*peer));
+        let taken = self.with(lane, ClaimerState::Made, |cell| cell.peer = Some(*peer));
         if taken.is_some() {
-            self.places[lane].turn.give(Threads::Connect);
+            self.places[lane].handoff.hand_over(ThreadCommand::Connect);
             self.ring();
         }
     }
 
     fn end(&self, lane: usize) {
-        if self.places[lane].turn.let_go() == Err(Changed) {
+        if self.places[lane].handoff.end() == Err(NotifyThread) {
             self.ring();
         }
     }
 
-    fn ask(&self, lane: usize, from: Exposed, offset: u32, len: usize) -> Result<(), Refused> {
-        if !self.are_there() {
+    fn post_read(
+        &self,
+        lane: usize,
+        from: Exposed,
+        offset: u32,
+        len: usize,
+    ) -> Result<(), Refused> {
+        if !self.available() {
             return Err(Refused);
         }
-        let asked = self.with(lane, Claimers::Ready, |cell| {
+        let asked = self.with(lane, ClaimerState::Ready, |cell| {
             let reader = cell.reader.as_mut()?;
             let is_here = cell.file.is_some_and(File::is_here);
             (is_here && reader.ask(from, offset, len).is_ok()).then_some(())
@@ -378,8 +390,8 @@ impl Pairs for OurPairs {
         asked.flatten().ok_or(Refused)
     }
 
-    fn take(&self, lane: usize, to: &mut [u8]) -> Result<bool, Refused> {
-        let taken = self.with(lane, Claimers::Ready, |cell| {
+    fn poll_read(&self, lane: usize, to: &mut [u8]) -> Result<bool, Refused> {
+        let taken = self.with(lane, ClaimerState::Ready, |cell| {
             cell.reader.as_mut()?.take(to).ok()
         });
         taken.flatten().ok_or(Refused)

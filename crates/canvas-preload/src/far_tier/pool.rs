@@ -8,7 +8,7 @@ use canvas_shm::Counter;
 use canvas_shm::nodes::NodeBook;
 use canvas_sys::{lz4, mem, numa};
 use canvas_types::layout::{self, NODES_MAX};
-use canvas_types::{DeepPlace, PageBuf};
+use canvas_types::{ExtentRef, PageBuf};
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -98,7 +98,7 @@ impl PoolBudget for Budget {
         OURS.refused.store(!opened, Ordering::Relaxed);
         opened
     }
-    fn deep_gone(&self, place: DeepPlace) {
+    fn drop_extent_ref(&self, place: ExtentRef) {
         extents::unhold(place.extent);
     }
     fn charge_node(&self, node: usize, bytes: i64) -> bool {

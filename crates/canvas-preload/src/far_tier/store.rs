@@ -4,7 +4,7 @@ use canvas_core::far::fetch::{self, Lost, Stored};
 use canvas_core::far::{channel, completion, demote, resident_copies, room};
 use canvas_core::swap::{LoadError, Outcome, Scratch, StoreError};
 use canvas_core::vm::Store;
-use canvas_types::{DeepPlace, PageBuf, PageId, SwapEntry};
+use canvas_types::{ExtentRef, PageBuf, PageId, SwapEntry};
 use core::sync::atomic::Ordering;
 
 use crate::far_tier::{
@@ -45,8 +45,8 @@ impl Store for Process {
         pool().drop_pooled_copy(entry)
     }
     #[inline]
-    fn deep_place(&self, entry: SwapEntry) -> Option<DeepPlace> {
-        pool().deep_place(entry)
+    fn extent_ref(&self, entry: SwapEntry) -> Option<ExtentRef> {
+        pool().extent_ref(entry)
     }
     #[inline]
     fn demote_home(&self, entry: SwapEntry) {
@@ -81,7 +81,7 @@ impl Store for Process {
             )
         })
     }
-    fn has_beyond(&self) -> bool {
+    fn has_far_tier(&self) -> bool {
         tier::used_and_limit().1 != 0
     }
     fn is_closed(&self) -> bool {
@@ -94,14 +94,14 @@ impl Store for Process {
         tier::is_stalled()
     }
     #[inline]
-    fn is_on_its_way(&self, page: PageId, place: DeepPlace) -> bool {
-        beyond().is_some_and(|b| channel::is_on_its_way(&b, page.0, place))
+    fn is_in_flight(&self, page: PageId, place: ExtentRef) -> bool {
+        beyond().is_some_and(|b| channel::is_in_flight(&b, page.0, place))
     }
     #[inline]
-    fn load_beyond(
+    fn load_far_tier(
         &self,
         entry: SwapEntry,
-        place: DeepPlace,
+        place: ExtentRef,
         page: &mut PageBuf,
         stored: &mut Stored,
     ) -> Result<(), Lost> {
@@ -109,9 +109,9 @@ impl Store for Process {
             fetch::load(&b, entry, place, page, stored)
         })
     }
-    fn arrives(&self, page: PageId, place: DeepPlace) {
+    fn wait_for_arrival(&self, page: PageId, place: ExtentRef) {
         if let Some(b) = beyond() {
-            completion::arrives(&b, page.0, place);
+            completion::wait_for_arrival(&b, page.0, place);
         }
     }
     #[inline]
@@ -126,15 +126,15 @@ impl Store for Process {
             fetch::used(&b, entry);
         }
     }
-    fn used_beside(&self) {
-        fetch::used_beside(&Ours);
+    fn neighbour_used(&self) {
+        fetch::neighbour_used(&Ours);
     }
-    fn comes_beside(&self, extent: u32) {
+    fn fetch_neighbours(&self, extent: u32) {
         if let Some(b) = beyond() {
-            fetch::comes_beside(&b, extent);
+            fetch::fetch_neighbours(&b, extent);
         }
     }
-    fn keep(&self, entry: SwapEntry, place: DeepPlace, stored: &Stored) {
+    fn keep(&self, entry: SwapEntry, place: ExtentRef, stored: &Stored) {
         if let Some(b) = beyond() {
             fetch::keep(&b, entry, place, stored);
         }
@@ -144,7 +144,7 @@ impl Store for Process {
             fetch::fetch(&b, extent);
         }
     }
-    fn read_ahead(&self, page: PageId, place: DeepPlace) -> bool {
+    fn read_ahead(&self, page: PageId, place: ExtentRef) -> bool {
         beyond().is_some_and(|b| fetch::ahead(&b, page.0, place))
     }
     fn fetch_for_stream(&self, start: PageId, stride: i32, pages: u32) {

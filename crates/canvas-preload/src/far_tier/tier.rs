@@ -3,7 +3,7 @@
 use canvas_core::far::fetch::{Lost, Stored};
 use canvas_core::far::{Owner, channel, compact, demote, fetch, resident_copies, room};
 use canvas_core::swap::extent::EXTENT_BYTES;
-use canvas_types::DeepPlace;
+use canvas_types::ExtentRef;
 use core::sync::atomic::Ordering;
 
 use crate::far_tier::{
@@ -19,7 +19,7 @@ pub fn is_there() -> bool {
 
 /// Reads a record of a shared page.
 pub fn read(
-    place: DeepPlace,
+    place: ExtentRef,
     scratch: &mut Stored,
     decode: impl FnMut(&[u8]) -> bool,
 ) -> Result<(), Lost> {

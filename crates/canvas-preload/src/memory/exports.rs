@@ -5,7 +5,7 @@
 
 use canvas_core::pager::api::faults::Fault;
 use canvas_core::pager::api::kinds::Kind;
-use canvas_core::pager::api::refs::{Content, Told};
+use canvas_core::pager::api::refs::{Content, Declaration};
 use canvas_shm::Counter;
 use canvas_sys::proc;
 use canvas_types::layout::{window_base, window_end};
@@ -181,7 +181,7 @@ extern "C" fn region(addr: usize, bytes: usize, kind: i32, base: u64, shift: u32
     if start == end {
         return if bytes == 0 { 0 } else { nothing };
     }
-    let told = content.map(|content| Told {
+    let told = content.map(|content| Declaration {
         content,
         base,
         shift: shift as u8,

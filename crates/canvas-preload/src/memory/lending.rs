@@ -1,8 +1,8 @@
 //! Lends pages to another process that copies from or to them ([`canvas_shm::lend`]): the owner's part, in its reclaim
-//! thread, and the asker's.
+//! thread, and the requester's.
 
 use canvas_shm::ProcSlot;
-use canvas_shm::lend::{Asker, PAGES_MAX, Place, Request, Stage};
+use canvas_shm::lend::{CopyRequest, PAGES_MAX, RequestCell, Requester, Stage};
 use canvas_sys::{gate, proc, signal};
 use canvas_types::{PAGE_SIZE, PageId};
 use core::sync::atomic::Ordering;
@@ -11,8 +11,8 @@ use crate::memory::pins::{self, Pins};
 use crate::runtime::state;
 use crate::tenant::members;
 
-/// How long the owner keeps pages present for an asker that does not begin to copy, and how often it checks that a
-/// copying asker still lives.
+/// How long the owner keeps pages present for a requester that does not begin to copy, and how often it checks that a
+/// copying requester still lives.
 const KEPT_NS: u64 = 100_000_000;
 /// How long the owner may take until it takes a request, and until it has made the pages present: one may lie beyond
 /// the pool.
@@ -35,7 +35,7 @@ pub struct Lender {
 }
 
 struct Kept {
-    request: Request,
+    request: CopyRequest,
     until_ns: u64,
     _pins: Pins,
 }
@@ -48,7 +48,7 @@ impl Lender {
         if let Some(kept) = &mut self.kept {
             // The same pages may have been requested again: that is another request.
             let is_at = |stage| there == Some(kept.request.at(stage));
-            let is_used = is_at(Stage::Used);
+            let is_used = is_at(Stage::Copying);
             if (is_used || is_at(Stage::Ready)) && proc::now_ns() < kept.until_ns {
                 return;
             }
@@ -62,14 +62,14 @@ impl Lender {
         let Some(request) = there.filter(|r| r.stage() == Stage::Posted) else {
             return;
         };
-        let taken = request.at(Stage::Taken);
+        let taken = request.at(Stage::Fetching);
         if !place.replace(request, taken) {
             return;
         }
         let bytes = request.count() as usize * PAGE_SIZE;
         let pins = pins::pin_range(PageId(request.first()).addr(), bytes);
         let done = taken.at(match pins.is_empty() {
-            true => Stage::Nothing,
+            true => Stage::Failed,
             false => Stage::Ready,
         });
         if place.replace(taken, done) {
@@ -81,12 +81,13 @@ impl Lender {
         }
     }
 
-    /// Ends a request that nobody uses. If the asker starts to copy at this moment, the pins stay until the next round.
+    /// Ends a request that nobody uses. If the requester starts to copy at this moment, the pins stay until the next
+    /// round.
     fn give_up(&mut self) {
         if let Some(kept) = self.kept.take() {
             let place = &state::slot().lend;
-            if !place.take_away(kept.request)
-                && place.request() == Some(kept.request.at(Stage::Used))
+            if !place.remove(kept.request)
+                && place.request() == Some(kept.request.at(Stage::Copying))
             {
                 self.kept = Some(kept);
             }
@@ -94,13 +95,13 @@ impl Lender {
     }
 }
 
-/// Removes the request of an asker that has ended.
-fn forget_if_gone(request: Request) {
-    let Some(asker) = state::seg().procs.get(request.process() as usize) else {
+/// Removes the request of a requester that has ended.
+fn forget_if_gone(request: CopyRequest) {
+    let Some(requester) = state::seg().procs.get(request.process() as usize) else {
         return;
     };
-    members::release_gone(|slot| core::ptr::eq(slot, asker));
-    if asker.identity().is_none() {
+    members::release_gone(|slot| core::ptr::eq(slot, requester));
+    if requester.identity().is_none() {
         state::slot().lend.forget(request.process());
     }
 }
@@ -108,34 +109,38 @@ fn forget_if_gone(request: Request) {
 /// Outcome of a request.
 #[derive(PartialEq, Eq)]
 enum Answer {
-    Ready(Request),
-    Nothing,
+    Ready(CopyRequest),
+    Failed,
     Refused,
 }
 
 /// This thread's request for `bytes` at `addr`, or as much of that as one request can have.
-fn request_for(addr: usize, bytes: usize) -> Request {
-    let asker = Asker {
+fn request_for(addr: usize, bytes: usize) -> CopyRequest {
+    let requester = Requester {
         process: state::seg().index_of(state::slot()) as u32,
         thread: proc::tid(),
     };
     let first = PageId::of_addr(addr).0;
     let last =
         PageId::of_addr(addr.saturating_add(bytes.clamp(1, PAGES_MAX as usize * PAGE_SIZE) - 1));
-    Request::of(asker, first, last.0.saturating_sub(first) + 1)
+    CopyRequest::of(requester, first, last.0.saturating_sub(first) + 1)
 }
 
 /// A request in use, until dropped. No signal handler runs meanwhile, because it could leave by a jump.
 pub struct Use<'a> {
-    place: &'a Place,
-    request: Request,
+    place: &'a RequestCell,
+    request: CopyRequest,
     mask: u64,
 }
 
 impl<'a> Use<'a> {
     /// Uses the request if `begin` can place it.
-    fn begin(place: &'a Place, request: Request, begin: impl Fn(Request) -> bool) -> Option<Self> {
-        let request = request.at(Stage::Used);
+    fn begin(
+        place: &'a RequestCell,
+        request: CopyRequest,
+        begin: impl Fn(CopyRequest) -> bool,
+    ) -> Option<Self> {
+        let request = request.at(Stage::Copying);
         let mask = signal::set_mask(u64::MAX);
         if !begin(request) {
             signal::set_mask(mask);
@@ -151,7 +156,7 @@ impl<'a> Use<'a> {
 
 impl Drop for Use<'_> {
     fn drop(&mut self) {
-        self.place.take_away(self.request);
+        self.place.remove(self.request);
         signal::set_mask(self.mask);
     }
 }
@@ -210,28 +215,28 @@ fn ask(slot: &ProcSlot, addr: usize, bytes: usize) -> Answer {
             continue;
         }
         let there = (slot.lend.request()).filter(|r| was_posted && r.is_same(posted));
-        let stage = there.map(Request::stage);
+        let stage = there.map(CopyRequest::stage);
         match (there, stage) {
             (Some(r), Some(Stage::Ready)) => return Answer::Ready(r),
-            (Some(r), Some(Stage::Nothing)) => {
-                slot.lend.take_away(r);
-                return Answer::Nothing;
+            (Some(r), Some(Stage::Failed)) => {
+                slot.lend.remove(r);
+                return Answer::Failed;
             }
             // The owner ran out of patience: try once more.
             (None, _) => was_posted = false,
             _ => {}
         }
         let patience_ns = match stage {
-            Some(Stage::Taken) => FETCH_NS,
+            Some(Stage::Fetching) => FETCH_NS,
             _ => LOOK_NS,
         };
         if proc::now_ns() - begun > patience_ns {
             if let Some(r) = there {
-                slot.lend.take_away(r);
+                slot.lend.remove(r);
             }
             return Answer::Refused;
         }
-        if stage != Some(Stage::Taken) {
+        if stage != Some(Stage::Fetching) {
             members::wake(slot);
         }
         proc::sleep_ns(PAUSE_NS);
@@ -280,7 +285,7 @@ pub fn copy(
                     }
                 }
             }
-            Answer::Nothing => return failed,
+            Answer::Failed => return failed,
             Answer::Refused => return REFUSED,
         }
     }

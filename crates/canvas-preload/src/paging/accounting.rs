@@ -190,7 +190,7 @@ fn look_at_metadata(now: u64) {
 
 /// Lets the reclaim thread update page ages from what came in and was freed, and record whether the program runs.
 pub fn look_at_ages() {
-    ages::look(
+    ages::update(
         &PROCESS,
         PROCESS.pager.resident_pages.load(Ordering::Relaxed),
     );

@@ -7,14 +7,12 @@
 
 use canvas_core::pager::api::refs::Content;
 use canvas_core::pager::app::arrays::Arrays;
-use canvas_core::pager::app::links::{Asked, Links, Place};
+use canvas_core::pager::app::links::{Links, Position, PrefetchList};
 use canvas_core::pager::app::refs::{Candidate, Encoding, Groups, candidates};
 use canvas_core::pager::app::trial::{Answer, Trial};
 use canvas_core::pager::app::{self, Thread};
 use canvas_core::pager::prefetch::choice::Prefetchers;
-use canvas_core::pager::prefetch::{
-    Advice, Done, Fault, FaultKind, Plan, Prefetcher, Surroundings,
-};
+use canvas_core::pager::prefetch::{Advice, Done, Fault, FaultKind, MemoryView, Plan, Prefetcher};
 use canvas_core::pager::word::{self, State};
 use canvas_core::vm::{FaultSite, Store, fill};
 use canvas_shm::Counter;
@@ -123,9 +121,9 @@ pub struct TwoTiers;
 
 impl Prefetcher for TwoTiers {
     #[inline]
-    fn plan(&self, fault: &Fault<'_, impl Surroundings>) -> Plan {
+    fn plan(&self, fault: &Fault<'_, impl MemoryView>) -> Plan {
         let plan = low().plan(fault);
-        if fault.kind == FaultKind::SecondChance || chosen() == AppTier::Off {
+        if fault.kind == FaultKind::VictimHit || chosen() == AppTier::Off {
             return plan;
         }
         plan_above(fault, plan)
@@ -151,13 +149,13 @@ impl Prefetcher for TwoTiers {
             .or_else(|| low().on_unused(page))
     }
     #[inline]
-    fn came_in(&self, at: FaultSite, data: &PageBuf) {
+    fn swapped_in(&self, at: FaultSite, data: &PageBuf) {
         follow(at, data);
     }
 }
 
 /// The low tier's `plan` for a fault, or what the application tier replaces it with.
-fn plan_above(fault: &Fault<'_, impl Surroundings>, plan: Plan) -> Plan {
+fn plan_above(fault: &Fault<'_, impl MemoryView>, plan: Plan) -> Plan {
     let (page, kind) = (fault.page, fault.kind);
     let is_hit = matches!(kind, FaultKind::PrefetchHit | FaultKind::PrefetchLate);
     let forwarded = with_thread(|t| {
@@ -229,7 +227,7 @@ fn follow(at: FaultSite, bytes: &PageBuf) {
 fn follow_forwarded(page: PageId, at: FaultSite, bytes: &PageBuf, tier: AppTier) {
     let mut may = true;
     let found = with_thread(|t| {
-        let nothing = (Asked::default(), Asked::default());
+        let nothing = (PrefetchList::default(), PrefetchList::default());
         if !t.is_forwarded() {
             return nothing;
         }
@@ -240,8 +238,8 @@ fn follow_forwarded(page: PageId, at: FaultSite, bytes: &PageBuf, tier: AppTier)
                 return nothing;
             }
         }
-        let by_link = t.chain.on_fault(&links(), Place::new(page, at.offset));
-        let mut by_ref = Asked::default();
+        let by_link = t.chain.on_fault(&links(), Position::new(page, at.offset));
+        let mut by_ref = PrefetchList::default();
         if tier.has_refs() {
             let mut found = [Candidate::default(); app::refs::CANDIDATES_MAX];
             let n = candidates(bytes, at.offset, encoding(page), far_page, &mut found);

@@ -1,7 +1,7 @@
-//! Memory of the swap cache: slots at fixed addresses. [`canvas_core::pager::slot`] defines a slot's states and who waits for
-//! whom.
+//! Memory of the swap cache: slots at fixed addresses. [`canvas_core::pager::slot`] defines a slot's states and who
+//! waits for whom.
 
-use canvas_core::pager::slot::{Control, Place, SlotTable};
+use canvas_core::pager::slot::{Control, SlotRef, SlotTable};
 use canvas_core::vm::ledger;
 use canvas_shm::Counter;
 use canvas_types::PAGE_SIZE;
@@ -90,7 +90,7 @@ pub fn after_fork_in_child() {
 
 /// Frees the memory of idle slots; `each` releases one group at a time. Returns how many slots were freed.
 fn give_back(mut each: impl FnMut(&[libc::iovec], &dyn Fn())) -> i64 {
-    let mut places = [Place::default(); 64];
+    let mut places = [SlotRef::default(); 64];
     let mut ranges = [libc::iovec {
         iov_base: core::ptr::null_mut(),
         iov_len: PAGE_SIZE,

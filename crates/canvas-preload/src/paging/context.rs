@@ -1,7 +1,7 @@
 //! Working memory of fills and reclaim: a fixed number of contexts in canvas's own memory, each taken for one
 //! operation. When all are taken the next thread waits, so memory stays bounded.
 
-use canvas_core::pager::locks::{Place as Taken, Places};
+use canvas_core::pager::locks::{ContextGuard as Taken, ContextPool};
 use canvas_core::vm::context::Batch;
 use canvas_core::vm::context::Fill;
 use canvas_sys::Errno;
@@ -25,9 +25,9 @@ const _: () = assert!(
 
 state! {
     static CONTEXTS: Contexts {
-        fills: Places<FILLS> = Places::new(),
+        fills: ContextPool<FILLS> = ContextPool::new(),
         fills_open: Steps<1> = Steps::new(),
-        reclaims: Places<RECLAIMS> = Places::new(),
+        reclaims: ContextPool<RECLAIMS> = ContextPool::new(),
         reclaims_open: Steps<1> = Steps::new(),
     }
 }
@@ -77,9 +77,10 @@ impl<T> DerefMut for Held<T> {
 ///
 /// # Safety
 ///
-/// All zeros must be a `T`, and `base` that of contexts of that type, one per place, reached only through this function.
+/// All zeros must be a `T`, and `base` that of contexts of that type, one per place, reached only through this
+/// function.
 unsafe fn hold<T, const N: usize>(
-    places: &'static Places<N>,
+    places: &'static ContextPool<N>,
     open_ones: &Steps<1>,
     first: usize,
     base: usize,

@@ -7,7 +7,7 @@
 use canvas_core::pager::hints::{self, Hint, Ring};
 use canvas_core::pager::scan::ScanCursor;
 use canvas_core::pager::word::{self, State, Word, flag};
-use canvas_core::vm::fill::{self, Beyond, SwappedIn};
+use canvas_core::vm::fill::{self, FarRead, SwappedIn};
 use canvas_core::vm::{ledger, reclaim};
 use canvas_shm::Counter;
 use canvas_sys::gate::yield_now;
@@ -316,7 +316,7 @@ impl Server {
         let is_empty =
             |block: usize| areas::table().resident_in_block[block].load(Ordering::Relaxed) == 0;
         let mut scan = ScanCursor::range(task.at, task.end, LOOK_MAX);
-        while scan.look().is_some() && scan.skip_block(is_empty) {}
+        while scan.peek().is_some() && scan.skip_block(is_empty) {}
         let from = scan.at();
         if from >= task.end || state::slot().held_pages() <= LEAST_PAGES {
             return Round::Worked(0);
@@ -413,7 +413,7 @@ fn lot_in(lot: &[PageId], counter: Counter) -> Came {
         pages: 0,
         waits: true,
     };
-    let is_deep = |page: &PageId| word::load(areas::word(*page)).has(flag::DEEP);
+    let is_deep = |page: &PageId| word::load(areas::word(*page)).has(flag::IN_FAR_TIER);
     if lot.iter().any(is_deep) && !tier::pool_makes_way() {
         return wait;
     }
@@ -434,8 +434,8 @@ fn lot_in(lot: &[PageId], counter: Counter) -> Came {
         }
     }
     let beyond = match hints::is_scattered(lot) {
-        true => Beyond::Alone,
-        false => Beyond::Extents,
+        true => FarRead::Alone,
+        false => FarRead::Extents,
     };
     let done = charged_in(lot, beyond, goes_on, counter);
     Came {
@@ -453,14 +453,14 @@ pub fn lot_beside(lot: &[PageId], counter: Counter) {
     if !state::seg().charge_local_within(state::slot(), n, mark) {
         return;
     }
-    charged_in(lot, Beyond::Extents, || true, counter);
+    charged_in(lot, FarRead::Extents, || true, counter);
 }
 
 /// Brings in the pages, which are charged, while `goes_on` returns true. Uncharges those that did not come in, and
 /// counts. Pages that come in survive the next reclaim pass.
 fn charged_in(
     lot: &[PageId],
-    beyond: Beyond,
+    beyond: FarRead,
     goes_on: impl Fn() -> bool,
     counter: Counter,
 ) -> SwappedIn {

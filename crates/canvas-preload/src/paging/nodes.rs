@@ -4,10 +4,10 @@
 
 use canvas_core::far::{PageOutcome, Pages};
 use canvas_core::pager::copies;
-use canvas_core::pager::spill::SpillHand;
+use canvas_core::pager::demotion::DemotionScan;
 use canvas_core::pager::word::Word;
-use canvas_core::swap::Spared;
-use canvas_core::swap::pool::{NODE_PAGE_BYTES, Sank};
+use canvas_core::swap::FreedCopy;
+use canvas_core::swap::pool::{NODE_PAGE_BYTES, NodeDemotion};
 use canvas_core::vm::context::Batch;
 use canvas_core::vm::reclaim;
 use canvas_shm::Counter;
@@ -36,7 +36,7 @@ const POOL_FULL_NS: u64 = 10_000_000;
 state! {
     /// Where demotion from nodes goes on, and when.
     static NEXT: Next {
-        oldest: SpillHand = SpillHand::new(),
+        oldest: DemotionScan = DemotionScan::new(),
         /// The next page that may have a copy.
         copies: AtomicU32 = AtomicU32::new(0),
         not_before_ns: AtomicU64 = AtomicU64::new(0),
@@ -123,14 +123,14 @@ fn sink_oldest(ctx: &mut Batch, excess: &Excess) -> (i64, bool) {
         if !Ours.claim(page, seen) {
             return true;
         }
-        match pool().sink_node(seen.entry(), &mut ctx.scratch) {
-            Sank::Yes => {
+        match pool().demote_from_node(seen.entry(), &mut ctx.scratch) {
+            NodeDemotion::Yes => {
                 sunk += 1;
                 left.set(left.get() - 1);
             }
-            Sank::NoRoom => is_full = true,
+            NodeDemotion::NoRoom => is_full = true,
             // The page has come back and left again meanwhile, or its next load will find that it is damaged.
-            Sank::NotThis => {}
+            NodeDemotion::NotThis => {}
         }
         Ours.publish(page, seen, PageOutcome::Unchanged);
         !is_full
@@ -150,13 +150,13 @@ fn drop_copies(excess: &Excess) -> i64 {
             return true;
         };
         if Ours.claim(page, seen) {
-            let outcome = match pool().spare(seen.entry()) {
-                Spared::Dropped(_) => {
+            let outcome = match pool().free_cached_copy(seen.entry()) {
+                FreedCopy::Dropped(_) => {
                     dropped += 1;
                     left.set(left.get() - 1);
                     PageOutcome::NoCopy
                 }
-                Spared::Nothing | Spared::Sunk(_) => PageOutcome::Unchanged,
+                FreedCopy::Nothing | FreedCopy::Demoted(_) => PageOutcome::Unchanged,
             };
             Ours.publish(page, seen, outcome);
         }

@@ -31,17 +31,17 @@ impl Observers for Process {
         }
     }
     #[inline]
-    fn comes_in(&self, at: FaultSite, planned: bool) {
+    fn before_swap_in(&self, at: FaultSite, planned: bool) {
         if !planned {
             api::faults::push(at.page.addr() + at.offset, at.ip);
         }
     }
     #[inline]
-    fn came_in(&self, at: FaultSite, _: &PageBuf) {
+    fn swapped_in(&self, at: FaultSite, _: &PageBuf) {
         learn::note(at.page);
     }
     #[inline]
-    fn came_ahead(&self, page: PageId) {
+    fn prefetched(&self, page: PageId) {
         learn::note_ahead(page);
         trace::note(page, Kind::Prefetch);
     }

@@ -1,10 +1,10 @@
 //! Proactive swap-in: while local memory is free, the reclaim thread brings the most recently evicted pages back in
 //! batches, before they are touched. [`canvas_core::pager::swapin`] decides when and which.
 
-use canvas_core::pager::swapin::Hand;
-use canvas_core::pager::swapin::when::{CHILD_NS, SAMPLE_EVERY, Seen, Step, When, floor};
+use canvas_core::pager::swapin::SwapInScan;
+use canvas_core::pager::swapin::schedule::{CHILD_NS, Inputs, SAMPLE_EVERY, Schedule, Step, floor};
 use canvas_core::pager::word::{self, flag};
-use canvas_core::vm::fill::{self, Beyond};
+use canvas_core::vm::fill::{self, FarRead};
 use canvas_core::vm::{ages, ledger};
 use canvas_shm::Counter;
 use canvas_shm::segment::shares;
@@ -42,8 +42,8 @@ pub fn start() {
 
 /// State of the reclaim thread's proactive swap-in.
 pub struct SwapIn {
-    when: When,
-    hand: Hand,
+    schedule: Schedule,
+    hand: SwapInScan,
     /// Tries in vain for a page that is on its way.
     waits: u32,
     /// Pages that came in, to choose the samples among them.
@@ -72,8 +72,8 @@ impl SwapIn {
             false => LIMIT_BYTES.load(Ordering::Relaxed),
         };
         SwapIn {
-            when: When::new(limit_bytes, not_before_ns),
-            hand: Hand::new(),
+            schedule: Schedule::new(limit_bytes, not_before_ns),
+            hand: SwapInScan::new(),
             waits: 0,
             came: 0,
         }
@@ -84,14 +84,14 @@ impl SwapIn {
         let Some(seen) = look() else {
             return Round::Idle;
         };
-        let pages = match self.when.look(&seen) {
+        let pages = match self.schedule.step(&seen) {
             Step::Nothing => return Round::Idle,
             Step::Begin(reach, pages) => {
                 self.hand.begin(reach);
                 self.waits = 0;
                 pages
             }
-            Step::GoOn(pages) => pages,
+            Step::Continue(pages) => pages,
         };
         let came_back = || state::slot().came_back.load(Ordering::Relaxed);
         let faults_before = came_back();
@@ -103,8 +103,8 @@ impl SwapIn {
             return Round::Worked(WAIT_NS);
         }
         if !self.hand.goes_on() {
-            self.when
-                .through(state::slot().far_pages.load(Ordering::Relaxed));
+            self.schedule
+                .end(state::slot().far_pages.load(Ordering::Relaxed));
         }
         // Others may need this CPU, and faults may need the locks.
         yield_now();
@@ -126,9 +126,9 @@ impl SwapIn {
             if n == 0 {
                 return false;
             }
-            let is_deep = |page: &PageId| word::load(areas::word(*page)).has(flag::DEEP);
+            let is_deep = |page: &PageId| word::load(areas::word(*page)).has(flag::IN_FAR_TIER);
             if lot[..n].iter().any(is_deep) && !tier::pool_makes_way() {
-                self.hand.leave_out_deep();
+                self.hand.skip_far_tier();
                 self.hand.back_to(lot[0]);
                 continue;
             }
@@ -145,7 +145,7 @@ impl SwapIn {
                     return true;
                 }
                 // Far memory does not answer.
-                Came::Beyond(_) => self.hand.leave_out_deep(),
+                Came::Beyond(_) => self.hand.skip_far_tier(),
             }
         }
         false
@@ -163,13 +163,13 @@ impl SwapIn {
         }
         let slots = cache::slots();
         let samples = slots.available() > slots.capacity() / 2;
-        let done = fill::swap_in(&PROCESS, pages, Beyond::Extents, goes_on, |i| {
+        let done = fill::swap_in(&PROCESS, pages, FarRead::Extents, goes_on, |i| {
             samples && (self.came + u64::from(i)).is_multiple_of(SAMPLE_EVERY)
         });
         ledger::uncharge(&PROCESS, charge - i64::from(done.mapped));
         let came = u64::from(done.mapped + done.sampled);
         self.came += came;
-        self.when.came(came, u64::from(done.sampled));
+        self.schedule.record(came, u64::from(done.sampled));
         if came > 0 {
             self.waits = 0;
         }
@@ -198,14 +198,14 @@ fn goes_on() -> bool {
 }
 
 /// The inputs of the decision; `None` without a limit.
-fn look() -> Option<Seen> {
+fn look() -> Option<Inputs> {
     let (seg, me) = (state::seg(), state::slot());
     let far = me.far_pages.load(Ordering::Relaxed);
     let limit = ledger::limit(state::seg())?;
     let setting = seg.proactive_pages(limit);
     let threshold = setting.map(|pages| floor(pages, ledger::gaps(&PROCESS, limit).1));
     let now_ns = proc::now_ns();
-    Some(Seen {
+    Some(Inputs {
         now_ns,
         limit_bytes: seg.config.local_bytes.load(Ordering::Relaxed),
         free: limit - seg.local_pages.load(Ordering::Relaxed),

@@ -200,7 +200,7 @@ pub fn fault(begun: u64, page: PageId, met: Word, write: bool) {
         State::Far => Kind::Demand,
         State::Cached if met.has(flag::SAMPLED) => Kind::SampledTouch,
         State::Cached if met.has(flag::PREFETCHED) => Kind::PrefetchHit,
-        State::Cached => Kind::SecondChance,
+        State::Cached => Kind::VictimHit,
         // This fault waited for the prefetch of the page. Otherwise the thread that brought it in records it.
         State::Resident if met.has(flag::PREFETCHED) => Kind::PrefetchHit,
         _ => return,
@@ -363,7 +363,7 @@ fn kind_of(raw: u8) -> Kind {
     [
         FirstTouch,
         Demand,
-        SecondChance,
+        VictimHit,
         SampledTouch,
         Prefetch,
         PrefetchHit,
@@ -523,7 +523,7 @@ fn select(batch: &mut VictimBatch, most: u32) {
         ScanCursor::new(TRACE.next_page.load(Ordering::Relaxed), end, STEP_WORDS).rounds(ROUNDS);
     let mut random = proc::ticks();
     while batch.pages() < most
-        && let Some(mut page) = scan.look()
+        && let Some(mut page) = scan.peek()
     {
         if page.is_multiple_of(BLOCK_PAGES as u32) {
             let Some(used) = scan.seek(|from| table.next_used_page(from)) else {

@@ -194,7 +194,7 @@ impl Process for state::Process {
             .faults_without_copy
             .fetch_add(n as u64, Ordering::Relaxed);
     }
-    fn release_gone(&self, other: &ProcSlot) -> bool {
+    fn release_dead(&self, other: &ProcSlot) -> bool {
         members::release_gone(|s| core::ptr::eq(s, other))
     }
     fn wake_other(&self, other: &ProcSlot) {
@@ -235,7 +235,7 @@ impl Process for state::Process {
                 match why {
                     LoadError::Verify => "in the pool",
                     LoadError::NoCopy => "its entry has none",
-                    LoadError::Deep(_) => "beyond the pool",
+                    LoadError::InFarTier(_) => "beyond the pool",
                 },
                 if is_last {
                     " (further ones are counted as verify_failures only)"

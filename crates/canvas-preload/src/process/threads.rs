@@ -300,7 +300,7 @@ const HANDLER_TRIES: u32 = 1000;
 fn look_at_memory() {
     accounting::measure_native();
     accounting::look_at_ages();
-    ledger::look_at_headroom(&PROCESS, proc::now_ns());
+    ledger::update_headroom(&PROCESS, proc::now_ns());
     ledger::divide_room(&PROCESS, proc::now_ns());
     accounting::size_cache(trace::cache_pages());
     cache::give_back_idle(proc::now_ns());

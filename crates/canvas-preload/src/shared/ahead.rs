@@ -6,13 +6,13 @@
 //! other.
 
 use canvas_core::pager::shared::ahead::{Plan, Streams, WINDOW_MAX};
-use canvas_core::pager::shared::beyond::Carrier;
+use canvas_core::pager::shared::demotion::Demoter;
 use canvas_core::pager::shared::word::{State, Word, load};
-use canvas_core::pager::shared::{Fill, Look};
+use canvas_core::pager::shared::{ClaimOutcome, Fill};
 use canvas_core::swap::extent::EXTENT_BYTES;
 use canvas_core::swap::units::FarCopy;
 use canvas_shm::Counter;
-use canvas_types::{DeepPlace, PageBuf};
+use canvas_types::{ExtentRef, PageBuf};
 
 use crate::far_tier::tier;
 use crate::paging::{context, regions};
@@ -72,7 +72,7 @@ pub fn fill(page: u32, claimed: Word) -> Fill {
 fn with_extent(
     page: u32,
     claimed: Word,
-    home: DeepPlace,
+    home: ExtentRef,
     near: &Neighbours,
 ) -> Option<(Fill, u32)> {
     let p = partition();
@@ -119,14 +119,14 @@ pub fn count_filled(claimed: Word) {
     }
     count(Counter::SharedIn, 1);
     if claimed.entry().is_some() && !Here.is_in_store(claimed.entry()) {
-        count(Counter::SharedInDeep, 1);
+        count(Counter::SharedInBeyondPool, 1);
     }
 }
 
 /// Where a page lies beyond the pool.
-fn place_of(word: Word) -> Option<DeepPlace> {
+fn place_of(word: Word) -> Option<ExtentRef> {
     match FarCopy::of(word.entry().0) {
-        FarCopy::Beyond(place) => Some(place),
+        FarCopy::InExtent(place) => Some(place),
         FarCopy::Stored(_) => None,
     }
 }
@@ -160,11 +160,11 @@ fn claim(page: u32, plan: Plan, extent: Option<u32>) -> Neighbours {
         }
         match p.claim(page, me() as u16) {
             // The page may have been stored elsewhere by now.
-            Look::Claimed(word) if word.state() == State::FillingFar && is_near(word) => {
+            ClaimOutcome::Claimed(word) if word.state() == State::FillingFar && is_near(word) => {
                 near.pages[near.n] = (page, word);
                 near.n += 1;
             }
-            Look::Claimed(word) => leave(page, word),
+            ClaimOutcome::Claimed(word) => leave(page, word),
             _ => {}
         }
     }
@@ -172,7 +172,7 @@ fn claim(page: u32, plan: Plan, extent: Option<u32>) -> Neighbours {
 }
 
 /// Makes a page present from the bytes of its extent, decoded to `to`.
-fn from(bytes: &[u8; EXTENT_BYTES], page: u32, place: DeepPlace, to: &mut PageBuf) -> Fill {
+fn from(bytes: &[u8; EXTENT_BYTES], page: u32, place: ExtentRef, to: &mut PageBuf) -> Fill {
     let from = place.offset as usize;
     let stored = bytes.get(from..from + kernel::stored_bytes(place));
     stored.map_or(Fill::Damaged, |stored| kernel::bring(page, stored, to))

@@ -3,18 +3,18 @@
 //! All of this runs under the shared lock, except reads, which each process does on its own.
 
 use canvas_core::far::Host;
-use canvas_core::pager::shared::beyond::{Carried, Carrier};
+use canvas_core::pager::shared::demotion::{DemotedCopy, Demoter};
 use canvas_core::pager::shared::word::Entry;
 use canvas_core::swap::classes::HEADER_BYTES;
 use canvas_core::swap::extent::{self, Packer};
 use canvas_core::swap::hash::{self, Hash};
-use canvas_core::swap::units::{FarCopy, Place};
+use canvas_core::swap::units::{FarCopy, StoreRef};
 use canvas_shm::Counter;
 use canvas_shm::far::{self, EXTENT_BYTES, Far};
-use canvas_shm::mailbox::{Ask, Kind, Status, WRITES};
+use canvas_shm::mailbox::{Kind, RequestFields, Status, WRITES};
 use canvas_shm::segment::shared_fd;
 use canvas_sys::{proc, shmem};
-use canvas_types::{DeepPlace, SwapEntry};
+use canvas_types::{ExtentRef, SwapEntry};
 use core::sync::atomic::Ordering;
 
 use crate::far_tier::ours::Ours;
@@ -40,7 +40,7 @@ const LOOK_MAX: u32 = 1 << 18;
 /// Copies of resident pages that are dropped at a time.
 const COPIES: u32 = 64;
 
-fn place_of(entry: Entry) -> Option<Place> {
+fn place_of(entry: Entry) -> Option<StoreRef> {
     match FarCopy::of(entry.0) {
         FarCopy::Stored(place) if entry.is_some() => Some(place),
         _ => None,
@@ -57,12 +57,12 @@ fn buffer<R>(f: &'static Far, i: usize, on: impl FnOnce(&mut [u8; EXTENT_BYTES])
 }
 
 /// The hash at the beginning of a record.
-fn head(bytes: &[u8; EXTENT_BYTES], place: DeepPlace) -> Option<Hash> {
+fn head(bytes: &[u8; EXTENT_BYTES], place: ExtentRef) -> Option<Hash> {
     let from = place.offset as usize;
     bytes.get(from..)?.first_chunk::<HEADER_BYTES>().copied()
 }
 
-impl Carrier for Here {
+impl Demoter for Here {
     fn is_in_store(&self, entry: Entry) -> bool {
         place_of(entry).is_some()
     }
@@ -107,14 +107,14 @@ impl Carrier for Here {
                 packer.finish();
             }
         });
-        let ask = Ask {
+        let ask = RequestFields {
             kind: Kind::Write,
             extent: control().request_extents[request].load(Ordering::Relaxed),
             offset: 0,
             len: EXTENT_BYTES as u32,
         };
         mailbox(f).post(request, ask, proc::now_ns());
-        control().carrier.store(me() as u32 + 1, Ordering::Relaxed);
+        control().demoter.store(me() as u32 + 1, Ordering::Relaxed);
         ring_for_shared(f);
     }
     fn release(&self, request: usize) {
@@ -131,30 +131,30 @@ impl Carrier for Here {
         }
         Some((i, status == Status::Ok))
     }
-    fn each_carried(&self, request: usize, mut on: impl FnMut(Carried)) {
+    fn each_copy(&self, request: usize, mut on: impl FnMut(DemotedCopy)) {
         let Some(f) = far() else { return };
         let extent = control().request_extents[request].load(Ordering::Relaxed);
         let records = buffer(f, request, |bytes| extent::records(&bytes[..])).unwrap_or(0);
         for k in 0..records {
             let line = buffer(f, request, |bytes| extent::line(&bytes[..], records, k));
             if let Some(line) = line {
-                let from = Place {
+                let from = StoreRef {
                     unit: line.entry.0,
                     bytes: line.len.into(),
                 };
-                on(Carried {
+                on(DemotedCopy {
                     page: line.page,
                     from: Entry(FarCopy::Stored(from).number()),
-                    to: Entry(FarCopy::Beyond(line.place(extent)).number()),
+                    to: Entry(FarCopy::InExtent(line.place(extent)).number()),
                 });
             }
         }
     }
-    fn arrives(&self, request: usize, carried: Carried) -> bool {
-        let (Some(f), Some(from)) = (far(), place_of(carried.from)) else {
+    fn confirm(&self, request: usize, copy: DemotedCopy) -> bool {
+        let (Some(f), Some(from)) = (far(), place_of(copy.from)) else {
             return false;
         };
-        let FarCopy::Beyond(to) = FarCopy::of(carried.to.0) else {
+        let FarCopy::InExtent(to) = FarCopy::of(copy.to.0) else {
             return false;
         };
         let mut stored = Hash::default();
@@ -162,13 +162,13 @@ impl Carrier for Here {
         let is_same = shmem::read_at(fd(shared_fd::STORE), from.offset(), &mut stored)
             && was.is_some_and(|was| hash::same(&was, &stored));
         if is_same {
-            note_hash(carried.page, &stored);
+            note_hash(copy.page, &stored);
             hold(to.extent);
         }
         is_same
     }
-    fn stays(&self, carried: Carried) {
-        if let FarCopy::Beyond(to) = FarCopy::of(carried.to.0) {
+    fn retract(&self, copy: DemotedCopy) {
+        if let FarCopy::InExtent(to) = FarCopy::of(copy.to.0) {
             unhold(to.extent);
         }
     }
@@ -218,7 +218,7 @@ fn work(held: &Held, f: &Far) -> bool {
     if were_under_way && writing_bytes(f) == 0 {
         give_back_empty(held);
     }
-    while excess_bytes(f) > 0 && partition().carry(&Here, LOOK_MAX, end()) > 0 {
+    while excess_bytes(f) > 0 && partition().demote(&Here, LOOK_MAX, end()) > 0 {
         worked = true;
     }
     worked
@@ -226,8 +226,8 @@ fn work(held: &Held, f: &Far) -> bool {
 
 /// Completes requests that have ended; returns how many copies have left the store.
 fn settle() -> u32 {
-    let gone = partition().settle(&Here, || count(Counter::BeyondPoolFailure, 1));
-    count(Counter::SharedSunk, gone.into());
+    let gone = partition().complete_demotions(&Here, || count(Counter::BeyondPoolFailure, 1));
+    count(Counter::SharedDemoted, gone.into());
     gone
 }
 
@@ -260,7 +260,7 @@ pub fn keep_up(held: &Held) {
 /// How long the reclaim thread may sleep: copies being written leave the store when it next looks.
 pub fn idle_ns() -> u64 {
     let is_its =
-        is_on() && control().carrier.load(Ordering::Relaxed) == me() as u32 + 1 && is_writing();
+        is_on() && control().demoter.load(Ordering::Relaxed) == me() as u32 + 1 && is_writing();
     if is_its { 300_000 } else { u64::MAX }
 }
 
@@ -268,6 +268,6 @@ pub fn idle_ns() -> u64 {
 /// pages. Returns true if the store has room now, or will have.
 #[cold]
 pub fn make_room(held: &Held) -> bool {
-    let given = partition().give_up_copies(&Here, COPIES, LOOK_MAX, end()) > 0;
+    let given = partition().drop_copies(&Here, COPIES, LOOK_MAX, end()) > 0;
     given | far().is_some_and(|f| work(held, f))
 }

@@ -110,7 +110,7 @@ pub(super) fn requests(m: &Mailbox) -> impl Iterator<Item = usize> {
 
 /// Notifies the agent of a post.
 pub(super) fn ring_for_shared(f: &Far) {
-    if f.ring(far::SHARED) {
+    if f.notify(far::SHARED) {
         proc::futex_wake(&f.asleep, 1);
     }
 }

@@ -6,12 +6,12 @@ use canvas_core::pager::shared::{Fill, Kernel};
 use canvas_core::swap::classes::HEADER_BYTES;
 use canvas_core::swap::codec::{self, Content, Lz};
 use canvas_core::swap::hash::{self, Hash};
-use canvas_core::swap::units::{FarCopy, Place, Units, units_of};
+use canvas_core::swap::units::{FarCopy, StoreRef, Units, units_of};
 use canvas_shm::segment::shared_fd;
 use canvas_shm::shared as layout;
 use canvas_sys::gate::{self, give_way};
 use canvas_sys::{Errno, proc, shmem};
-use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf};
+use canvas_types::{Codec, ExtentRef, PAGE_SIZE, PageBuf};
 use core::sync::atomic::Ordering;
 
 use crate::far_tier::{keys, pool::Lz4, tier};
@@ -154,7 +154,7 @@ impl Kernel for Here {
         let end = (pages + pages / 4 + 256).min(layout::STORE_PAGES);
         control().store_end.fetch_max(end as u32, Ordering::SeqCst);
         let unit = units().take(units_of(bytes), end)?;
-        let new = Place { unit, bytes };
+        let new = StoreRef { unit, bytes };
         if !shmem::write_at(store, new.offset(), &room[..header + bytes]) {
             free(new);
             return None;
@@ -164,7 +164,7 @@ impl Kernel for Here {
     fn freed(&self, entry: Entry) {
         match FarCopy::of(entry.0) {
             FarCopy::Stored(place) => free(place),
-            FarCopy::Beyond(place) => extents::unhold(place.extent),
+            FarCopy::InExtent(place) => extents::unhold(place.extent),
         }
     }
     fn put_back(&self, page: u32, place: usize) {
@@ -197,7 +197,7 @@ impl Kernel for Here {
                 }
                 decode(record, None, &mut to[0])
             }
-            FarCopy::Beyond(place) => {
+            FarCopy::InExtent(place) => {
                 let to = &mut ctx.staging[0];
                 let want = extents::hash_of(page);
                 let read = tier::read(place, &mut ctx.stored, |record| {
@@ -235,13 +235,13 @@ impl Kernel for Here {
     fn keep(&self, entry: Entry) {
         match FarCopy::of(entry.0) {
             FarCopy::Stored(place) => units().mark(place.unit, place.units()),
-            FarCopy::Beyond(place) => extents::hold(place.extent),
+            FarCopy::InExtent(place) => extents::hold(place.extent),
         }
     }
 }
 
 /// Bytes of a record's hash and payload.
-pub fn stored_bytes(place: DeepPlace) -> usize {
+pub fn stored_bytes(place: ExtentRef) -> usize {
     HEADER_BYTES + usize::from(place.len)
 }
 
@@ -265,7 +265,7 @@ fn hash_of_copy(page: u32, copy: Entry) -> Option<Hash> {
             let mut header = Hash::default();
             shmem::read_at(fd(shared_fd::STORE), place.offset(), &mut header).then_some(header)
         }
-        FarCopy::Beyond(_) => Some(extents::hash_of(page)),
+        FarCopy::InExtent(_) => Some(extents::hash_of(page)),
     }
 }
 
@@ -285,7 +285,7 @@ fn decode(record: &[u8], want: Option<&Hash>, to: &mut PageBuf) -> bool {
     decoded && hash::same(&keys::shared().of(to), want.unwrap_or(head))
 }
 
-fn free(place: Place) {
+fn free(place: StoreRef) {
     units().free(place.unit, place.units(), |page| {
         // SAFETY: no unit of the page is in use, and none is taken meanwhile: this runs under the shared lock. The
         // store is read by copies only.

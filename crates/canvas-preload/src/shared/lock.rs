@@ -72,7 +72,7 @@ fn take_over(holder: u64) -> Option<Held> {
 pub(super) fn bury(_held: &Held, i: usize) {
     let c = control();
     let p = &c.procs[i];
-    partition().bury(&Here, i as u16, end());
+    partition().recover_owner(&Here, i as u16, end());
     for r in &c.regions {
         r.let_go(i);
     }

@@ -3,7 +3,7 @@
 
 use canvas_core::far::PoolPeer;
 use canvas_core::pager::shared::word::{State, Word, load};
-use canvas_core::pager::shared::{Fill, Look};
+use canvas_core::pager::shared::{ClaimOutcome, Fill};
 use canvas_shm::Counter;
 use canvas_shm::segment::shared_fd;
 use canvas_shm::slow::Cause;
@@ -64,9 +64,9 @@ pub fn resolve(page: u32) -> Resolved {
             p.claim(page, me() as u16)
         };
         match claimed {
-            Look::Present => {}
-            Look::Poisoned => return Resolved::Poisoned,
-            Look::Busy(owner) => {
+            ClaimOutcome::Present => {}
+            ClaimOutcome::Poisoned => return Resolved::Poisoned,
+            ClaimOutcome::Busy(owner) => {
                 waits += 1;
                 if waits < 64 {
                     core::hint::spin_loop();
@@ -79,7 +79,7 @@ pub fn resolve(page: u32) -> Resolved {
                     }
                 }
             }
-            Look::Claimed(word) => match bring(page, word) {
+            ClaimOutcome::Claimed(word) => match bring(page, word) {
                 Fill::Present => {
                     count_filled(word);
                     return Resolved::Present;

@@ -66,7 +66,7 @@ pub fn our_mailbox(f: &Far) -> &Mailbox {
 
 /// Notifies the agent that this process has posted a request.
 pub fn ring(f: &Far) {
-    if f.ring(index()) {
+    if f.notify(index()) {
         proc::futex_wake(&f.asleep, 1);
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::naive::{Act, Naive, Waiting};
 use canvas_sched::{
-    Class, Decision, LinkConfig, LinkId, Promoted, Scheduler, TenantConfig, TenantId, Ticket,
+    Class, Decision, Escalation, LinkConfig, LinkId, Scheduler, TenantConfig, TenantId, Ticket,
 };
 use proptest::prelude::*;
 
@@ -32,7 +32,7 @@ enum Op {
     Next,
     Drain,
     Done(prop::sample::Index),
-    Promote(prop::sample::Index),
+    Escalate(prop::sample::Index),
     Stale(prop::sample::Index),
     Wait(u64),
     Weight(u64, u32),
@@ -51,7 +51,7 @@ fn op() -> impl Strategy<Value = Op> {
         8 => Just(Op::Next),
         3 => Just(Op::Drain),
         10 => any::<prop::sample::Index>().prop_map(Op::Done),
-        3 => any::<prop::sample::Index>().prop_map(Op::Promote),
+        3 => any::<prop::sample::Index>().prop_map(Op::Escalate),
         1 => any::<prop::sample::Index>().prop_map(Op::Stale),
         5 => prop_oneof![0..2000u64, 0..3_000_000u64].prop_map(Op::Wait),
         1 => (0..TENANTS, 1..=1000u32).prop_map(|(t, w)| Op::Weight(t, w)),
@@ -180,11 +180,11 @@ impl Both {
             }
             Op::Drain => while self.next() {},
             Op::Done(i) if !self.under_way.is_empty() => self.done(i),
-            Op::Promote(i) if !self.open.is_empty() => self.promote(i),
+            Op::Escalate(i) if !self.open.is_empty() => self.escalate(i),
             Op::Stale(i) if !self.over.is_empty() => {
                 let ticket = self.over[i.index(self.over.len())];
                 let strays = self.real.strays();
-                assert_eq!(self.real.promote(ticket, self.now), Promoted::Gone);
+                assert_eq!(self.real.escalate(ticket, self.now), Escalation::Gone);
                 assert!(!self.real.done(ticket, self.now));
                 assert_eq!(self.real.strays(), strays + 1);
             }
@@ -266,19 +266,19 @@ impl Both {
     }
 
     /// A request becomes urgent.
-    fn promote(&mut self, i: prop::sample::Index) {
+    fn escalate(&mut self, i: prop::sample::Index) {
         let (tag, ticket) = self.open.iter().nth(i.index(self.open.len())).unwrap();
         let (tag, ticket) = (*tag, *ticket);
-        let moved = self.naive.promote(tag);
+        let moved = self.naive.escalate(tag);
         let expected = match moved {
-            true => Promoted::Moved,
-            false if self.under_way.contains(&tag) => Promoted::UnderWay,
-            false => Promoted::Already,
+            true => Escalation::Moved,
+            false if self.under_way.contains(&tag) => Escalation::UnderWay,
+            false => Escalation::Already,
         };
-        assert_eq!(self.real.promote(ticket, self.now), expected);
+        assert_eq!(self.real.escalate(ticket, self.now), expected);
         assert_ne!(
-            self.real.promote(ticket, self.now),
-            Promoted::Moved,
+            self.real.escalate(ticket, self.now),
+            Escalation::Moved,
             "twice"
         );
     }

@@ -2,7 +2,7 @@
 
 use canvas_sched::{
     AHEAD_NS_MAX, ALONE_NS, BURST_BYTES_MIN, CREDIT_BYTES, CREDIT_NS, Class, DEBT_BYTES, Decision,
-    LinkConfig, LinkId, PIECE_BYTES_MAX, PIECE_BYTES_MIN, Promoted, REQUEST_BYTES_MAX,
+    Escalation, LinkConfig, LinkId, PIECE_BYTES_MAX, PIECE_BYTES_MIN, REQUEST_BYTES_MAX,
     REQUESTS_MAX, Refused, Request, Scheduler, TenantConfig, TenantError, TenantId, Ticket,
     burst_bytes,
 };
@@ -394,7 +394,7 @@ fn a_late_prefetch_is_dropped_when_the_rule_is_on() {
                 matches!(got, Some(Decision::Drop(r)) if r.tag == 2),
                 "{got:?}"
             );
-            assert_eq!(s.promote(late, now), Promoted::Gone);
+            assert_eq!(s.escalate(late, now), Escalation::Gone);
             assert!(!s.done(late, now), "a late answer changes nothing");
             assert_eq!(sent(s.next(now)).unwrap().tag, 3);
         } else {
@@ -460,7 +460,7 @@ fn demands_ahead_count_for_the_arrival_and_drops_do_not_hold_them_up() {
 }
 
 #[test]
-fn promoted_once_and_counted() {
+fn escalated_once_and_counted() {
     let (mut s, link) = with(&[100], ONE);
     let t = TenantId(0);
     let ahead: Vec<Ticket> = (0..5)
@@ -469,13 +469,13 @@ fn promoted_once_and_counted() {
                 .unwrap()
         })
         .collect();
-    assert_eq!(s.promote(ahead[3], 0), Promoted::Moved);
-    assert_eq!(s.promote(ahead[3], 0), Promoted::Already);
+    assert_eq!(s.escalate(ahead[3], 0), Escalation::Moved);
+    assert_eq!(s.escalate(ahead[3], 0), Escalation::Already);
     let r = sent(s.next(7_000)).unwrap();
     assert_eq!((r.tag, r.class), (3, Class::Demand));
-    assert_eq!(s.promote(ahead[3], 0), Promoted::UnderWay);
+    assert_eq!(s.escalate(ahead[3], 0), Escalation::UnderWay);
     assert!(s.done(ahead[3], 8_000) && !s.done(ahead[3], 8_000));
-    assert_eq!((s.promote(ahead[3], 0), s.strays()), (Promoted::Gone, 1));
+    assert_eq!((s.escalate(ahead[3], 0), s.strays()), (Escalation::Gone, 1));
     let stats = s.stats(t).unwrap();
     let [demand, prefetch, _] = &stats.classes;
     assert_eq!(
@@ -515,9 +515,9 @@ fn a_tenant_that_left_and_came_back_is_another_one() {
     assert_eq!(s.link_stats(link).unwrap().under_way_bytes, 0);
     for ticket in old {
         assert!(!s.done(ticket, 2000));
-        assert_eq!(s.promote(ticket, 0), Promoted::Gone);
+        assert_eq!(s.escalate(ticket, 0), Escalation::Gone);
     }
-    assert_eq!(s.promote(new, 0), Promoted::Already);
+    assert_eq!(s.escalate(new, 0), Escalation::Already);
     assert_eq!(s.stats(t).unwrap().classes[0].sent, 0);
     s.check();
 }
@@ -570,7 +570,7 @@ fn what_is_refused() {
 }
 
 #[test]
-fn a_promoted_prefetch_is_none_in_the_turns_with_writes() {
+fn an_escalated_prefetch_is_none_in_the_turns_with_writes() {
     let (mut s, link) = with(&[100], ONE);
     let t = TenantId(0);
     let submit = |s: &mut Scheduler, class| s.submit(t, class, link, 32 << 10, 0, 0).unwrap();
@@ -580,7 +580,7 @@ fn a_promoted_prefetch_is_none_in_the_turns_with_writes() {
         submit(&mut s, Class::SwapOut);
     });
     assert_eq!(step(&mut s, 0).class, Class::Prefetch);
-    assert_eq!(s.promote(second, 0), Promoted::Moved);
+    assert_eq!(s.escalate(second, 0), Escalation::Moved);
     // No prefetch waits any more: the next one begins without a debt.
     submit(&mut s, Class::Prefetch);
     let order: Vec<Class> = (0..3).map(|_| step(&mut s, 0).class).collect();

@@ -9,8 +9,8 @@
 use std::fmt::Write;
 
 use canvas_place::choose::choose;
-use canvas_place::replicas::placement::{self, Placed};
-use canvas_place::replicas::{Code, DonorView, GRACE_NS, Map, Policy, Standing};
+use canvas_place::replicas::placement::{self, PlacementResult};
+use canvas_place::replicas::{Code, ConnectionState, DonorView, GRACE_NS, Map, Policy};
 
 use super::Size;
 use crate::agent::DONORS_MAX;
@@ -137,12 +137,12 @@ fn part_bytes(policy: Policy) -> u64 {
 }
 
 fn view(is_up: bool, free_bytes: u64) -> DonorView {
-    let standing = match is_up {
-        true => Standing::Up,
-        false => Standing::Down { since_ns: 0 },
+    let connection = match is_up {
+        true => ConnectionState::Up,
+        false => ConnectionState::Down { since_ns: 0 },
     };
     DonorView {
-        standing,
+        connection,
         pressure: false,
         free_bytes,
         suspect: false,
@@ -165,7 +165,7 @@ fn place(
     });
     let donor = chosen.expect("there is room");
     if let Some(entry) = map.get_mut(&slab) {
-        entry.asked();
+        entry.on_alloc_sent();
     }
     lent_bytes[known[donor] as usize] += part;
     let handle = u64::from(slab) + 1;
@@ -178,7 +178,7 @@ fn place(
         |_| false,
         &views[..],
     );
-    assert_eq!(placed, Placed::Yes);
+    assert_eq!(placed, PlacementResult::Yes);
 }
 
 /// A named way to draw the hosts that die.

@@ -16,8 +16,8 @@ use canvas_shm::far::{EXTENT_BYTES, SLAB_BYTES, SLAB_EXTENTS};
 
 use super::Replicas;
 use crate::erasure::{Coder, Piece};
-use crate::store::About;
 use crate::store::Event;
+use crate::store::LogTopic;
 
 /// Bytes that a donor lends for a slab.
 pub(super) fn lent_bytes(code: Option<Code>) -> u64 {
@@ -74,15 +74,15 @@ impl Replicas {
                 all_right = false;
                 self.lacks(slab, piece.donor, within);
                 let text = format_args!("its shard {} of an extent is damaged or old", piece.shard);
-                self.line(About::Corrupt, piece.donor, text);
+                self.line(LogTopic::Corrupt, piece.donor, text);
             }
         }
         all_right
     }
 
     /// Logs that no combination of shards gives the extent.
-    fn tell_unrepairable(&mut self, extent: u32) {
+    fn log_unrepairable(&mut self, extent: u32) {
         let line = format!("the shards of extent {extent} that can be read do not restore it");
-        self.events.push(Event::Line(About::Corrupt, line));
+        self.events.push(Event::Log(LogTopic::Corrupt, line));
     }
 }

@@ -13,11 +13,11 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::time::{Duration, Instant};
 
 use canvas_place::replicas::Code;
-use canvas_place::replicas::code::{GRAIN, Gather, Holder, Place};
+use canvas_place::replicas::code::{GRAIN, Gather, Holder, ShardRange};
 use canvas_shm::far::EXTENT_BYTES;
 use canvas_wire::frame::Request;
 
-use super::super::{Call, Replicas, Views};
+use super::super::{Purpose, Replicas, Views};
 use crate::block::Block;
 use crate::erasure::{Coder, Piece, assemble, candidates};
 use crate::store::{Event, Outcome, place};
@@ -41,7 +41,7 @@ struct Read {
 struct Part {
     window: Range<usize>,
     /// The parts of the range that are wanted.
-    places: Vec<Place>,
+    places: Vec<ShardRange>,
     gather: Gather,
     pieces: Vec<Piece>,
 }
@@ -74,7 +74,7 @@ impl Reads {
 
 /// Divides a read into parts.
 fn parts(code: Code, range: Range<usize>) -> Vec<Part> {
-    let places: Vec<Place> = code.places(EXTENT_BYTES, range).collect();
+    let places: Vec<ShardRange> = code.shard_ranges(EXTENT_BYTES, range).collect();
     let apart: usize = places.iter().map(|p| p.range.len()).sum();
     let shards = places.len();
     let together = part(code, places.clone());
@@ -85,7 +85,7 @@ fn parts(code: Code, range: Range<usize>) -> Vec<Part> {
     vec![together]
 }
 
-fn part(code: Code, places: Vec<Place>) -> Part {
+fn part(code: Code, places: Vec<ShardRange>) -> Part {
     let from = places.iter().map(|p| p.range.start).min().unwrap_or(0);
     let to = places.iter().map(|p| p.range.end).max().unwrap_or(0);
     let wants = places.iter().fold(0, |bits, p| bits | 1 << p.shard);
@@ -100,7 +100,7 @@ fn part(code: Code, places: Vec<Place>) -> Part {
 impl Read {
     /// From here on it gathers all shards that any donor has.
     fn search(&mut self) {
-        let places = self.code.places(EXTENT_BYTES, self.range.clone());
+        let places = self.code.shard_ranges(EXTENT_BYTES, self.range.clone());
         let mut all = part(self.code, places.collect());
         all.gather = Gather::thorough(self.code);
         self.parts = vec![all];
@@ -165,11 +165,11 @@ impl Replicas {
             read.search();
         }
         self.shard_reads.by_id.insert(id, read);
-        self.go_on_gathering(id);
+        self.continue_gathering(id);
     }
 
     /// Sends requests to the donors that remain. A complete read is returned; one that cannot continue ends or waits.
-    fn go_on_gathering(&mut self, id: u32) {
+    fn continue_gathering(&mut self, id: u32) {
         let Some(read) = self.shard_reads.by_id.get(&id) else {
             return;
         };
@@ -212,12 +212,12 @@ impl Replicas {
             handle: holder.handle,
             range,
         };
-        let sent = self.submit(holder.donor, Call::Shard(id, serial, part), &request);
+        let sent = self.submit(holder.donor, Purpose::Shard(id, serial, part), &request);
         let hedge_ns = self.donors[holder.donor].pace.hedge_ns();
         let Some(read) = self.shard_reads.by_id.get_mut(&id) else {
             return;
         };
-        read.parts[part].gather.asked(holder, sent);
+        read.parts[part].gather.on_sent(holder, sent);
         if sent {
             let due = Instant::now() + Duration::from_nanos(hedge_ns);
             let due = Reverse((due, id, serial, part, holder.donor));
@@ -240,7 +240,7 @@ impl Replicas {
             return;
         };
         let data = data.filter(|data| data.len() == part.window.len());
-        let shard = part.gather.answered(donor, data.is_some());
+        let shard = part.gather.on_answer(donor, data.is_some());
         match data.zip(shard) {
             Some((data, shard)) => {
                 part.pieces.push(Piece {
@@ -254,7 +254,7 @@ impl Replicas {
             }
             None => self.failed_over(donor),
         }
-        self.go_on_gathering(id);
+        self.continue_gathering(id);
     }
 
     /// No donor is left that could give the missing shards.
@@ -277,7 +277,7 @@ impl Replicas {
             self.shard_reads.serial += 1;
             read.serial = self.shard_reads.serial;
             read.search();
-            self.go_on_gathering(id);
+            self.continue_gathering(id);
         }
     }
 
@@ -380,9 +380,9 @@ impl Replicas {
                 read.search();
                 self.shard_reads.serial = next;
             } else {
-                read.parts.iter_mut().for_each(|p| p.gather.try_again());
+                read.parts.iter_mut().for_each(|p| p.gather.retry());
             }
-            self.go_on_gathering(id);
+            self.continue_gathering(id);
         }
     }
 
@@ -407,7 +407,7 @@ impl Replicas {
             if is_late {
                 self.failed_over(donor);
                 self.suspect(donor);
-                self.go_on_gathering(id);
+                self.continue_gathering(id);
             }
         }
     }

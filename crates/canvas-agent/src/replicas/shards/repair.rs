@@ -12,9 +12,9 @@ use canvas_place::replicas::{Code, Target};
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
 use canvas_wire::frame::Request;
 
-use super::super::{Call, Replicas};
+use super::super::{Purpose, Replicas};
 use crate::block::Block;
-use crate::dispatch::Lane;
+use crate::dispatch::IoLink;
 use crate::erasure::{Coder, Piece, assemble, candidates};
 use crate::store::{Event, place};
 
@@ -113,22 +113,22 @@ impl Replicas {
         gathering.pieces = sources.iter().map(piece).collect();
         gathering.sources = sources;
         gathering.got = 0;
-        self.want_shards(slot);
+        self.request_shard_move(slot);
     }
 
     /// Requests to move the rest of the shards that the job reads, or of the one that it writes.
-    fn want_shards(&mut self, slot: usize) {
+    fn request_shard_move(&mut self, slot: usize) {
         let Some(gathering) = &self.repairs.shards[slot] else {
             return;
         };
         let left = gathering.coder.shard_bytes() - gathering.got;
-        let (lane, bytes) = match gathering.out.is_empty() {
-            true => (Lane::In, left * gathering.sources.len()),
-            false => (Lane::Out, left),
+        let (link, bytes) = match gathering.out.is_empty() {
+            true => (IoLink::In, left * gathering.sources.len()),
+            false => (IoLink::Out, left),
         };
-        self.events.push(Event::Wants {
+        self.events.push(Event::MoveWanted {
             slot: slot as u32,
-            lane,
+            link,
             bytes: bytes as u32,
         });
     }
@@ -160,7 +160,7 @@ impl Replicas {
             let handle = source.handle;
             let request = Request::Read { handle, range };
             let sent = self.is_there(slab, source)
-                && self.submit(source.donor, Call::RepairShard(slot), &request);
+                && self.submit(source.donor, Purpose::RepairShard(slot), &request);
             waits += usize::from(sent);
             tried |= u64::from(!sent) << source.donor;
         }
@@ -206,7 +206,7 @@ impl Replicas {
         self.moved(slot, ok);
         match (ok, is_whole) {
             (false, _) => self.gather_for_repair(slot),
-            (true, false) => self.want_shards(slot),
+            (true, false) => self.request_shard_move(slot),
             (true, true) => self.compute_shard(slot),
         }
     }
@@ -252,7 +252,7 @@ impl Replicas {
             gathering.out = shards[target.shard].clone();
             gathering.got = 0;
         }
-        self.want_shards(slot);
+        self.request_shard_move(slot);
     }
 
     /// The shards read do not give the extent. `is_enough`: there are enough of them that they should.
@@ -272,7 +272,7 @@ impl Replicas {
         }
         if is_enough {
             self.far.stats.corrupt.fetch_add(1, Relaxed);
-            self.tell_unrepairable(extent);
+            self.log_unrepairable(extent);
         }
         self.repairs.jobs.hopeless(slot);
         self.end_repair(slot, false);
@@ -303,7 +303,7 @@ impl Replicas {
             data: &gathering.out[piece],
         };
         let sent = self.is_there(extent / SLAB_EXTENTS as u32, target)
-            && self.submit(target.donor, Call::RepairWrite(slot), &request);
+            && self.submit(target.donor, Purpose::RepairWrite(slot), &request);
         self.repairs.shards[slot] = Some(gathering);
         if !sent {
             self.moved(slot, false);
@@ -321,7 +321,7 @@ impl Replicas {
         let more = ok && !void && gathering.got < gathering.coder.shard_bytes();
         self.moved(slot, ok);
         if more {
-            self.want_shards(slot);
+            self.request_shard_move(slot);
         } else {
             self.end_repair(slot, ok);
         }

@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 use canvas_agent::block::Block;
 use canvas_agent::copies::LiveCopies;
 use canvas_agent::disk::{self, Disk};
-use canvas_agent::dispatch::Lane;
+use canvas_agent::dispatch::IoLink;
 use canvas_agent::idle::Waker;
 use canvas_agent::journal::Journal;
 use canvas_agent::replicas::{Config, Policy, Replicas};
 use canvas_agent::seal::{KEY_BYTES, Sealer};
-use canvas_agent::store::{Event, OWN_MAX, Outcome, Store};
+use canvas_agent::store::{Event, MOVES_MAX, Outcome, Store};
 use canvas_core::swap::extent::Packer;
 use canvas_donor::Server;
 use canvas_link::Address;
@@ -200,8 +200,8 @@ pub struct Rig {
     /// The fill bytes of the last extents.
     pub fills: Vec<u8>,
     /// Moves that the store's slots have requested, and slots that were granted one.
-    pub wants: [Option<(Lane, u32)>; OWN_MAX],
-    pub moving: [bool; OWN_MAX],
+    pub wants: [Option<(IoLink, u32)>; MOVES_MAX],
+    pub moving: [bool; MOVES_MAX],
     /// Sizes of the moves to grant the store, if it may move.
     pub own: usize,
     pub lets: bool,
@@ -248,8 +248,8 @@ impl Rig {
             oracle: HashMap::new(),
             pieces: 0,
             fills: Vec::new(),
-            wants: [None; OWN_MAX],
-            moving: [false; OWN_MAX],
+            wants: [None; MOVES_MAX],
+            moving: [false; MOVES_MAX],
             own: 0,
             lets: true,
             degraded: 0,
@@ -267,8 +267,8 @@ impl Rig {
 
     /// Another agent takes over, with this journal. Operations under way are forgotten.
     pub fn take_over(&mut self, journal: Journal) {
-        self.wants = [None; OWN_MAX];
-        self.moving = [false; OWN_MAX];
+        self.wants = [None; MOVES_MAX];
+        self.moving = [false; MOVES_MAX];
         self.degraded = 0;
         // Donors are connected in a moment.
         self.far.wait_ms_max.store(30_000, Relaxed);
@@ -326,12 +326,12 @@ impl Rig {
         }
         events.retain(|event| {
             match *event {
-                Event::Wants { slot, lane, bytes } => {
+                Event::MoveWanted { slot, link, bytes } => {
                     let slot = slot as usize;
                     assert!(bytes > 0 && !self.moving[slot]);
-                    assert!(self.wants[slot].replace((lane, bytes)).is_none());
+                    assert!(self.wants[slot].replace((link, bytes)).is_none());
                 }
-                Event::Moved { slot, .. } => {
+                Event::MoveEnded { slot, .. } => {
                     assert!(std::mem::take(&mut self.moving[slot as usize]));
                 }
                 Event::Health {
@@ -342,24 +342,24 @@ impl Rig {
                     self.degraded = degraded;
                     self.failovers += failovers;
                 }
-                Event::Line(_, ref line) => self.said.push(line.clone()),
+                Event::Log(_, ref line) => self.said.push(line.clone()),
                 _ => return true,
             }
             false
         });
-        for slot in 0..OWN_MAX {
-            if let Some((lane, bytes)) = self.wants[slot]
+        for slot in 0..MOVES_MAX {
+            if let Some((link, bytes)) = self.wants[slot]
                 && self.lets
                 && self.rng.bool()
             {
                 self.wants[slot] = None;
                 self.moving[slot] = true;
                 self.own += 1;
-                let piece = match lane {
-                    Lane::Disk(_) => bytes,
+                let piece = match link {
+                    IoLink::Disk(_) => bytes,
                     _ => self.rng.u32(1..=bytes),
                 };
-                self.store.move_own(slot as u32, piece as usize);
+                self.store.grant_move(slot as u32, piece as usize);
             }
         }
         events
@@ -402,13 +402,13 @@ impl Rig {
             assert!(Instant::now() < until, "{} have not ended", under_way.len());
             for event in self.poll() {
                 match event {
-                    Event::Part(id) => {
+                    Event::WriteAdvanced(id) => {
                         between(self.pieces);
                         self.pieces += 1;
                         let to = &mut under_way.get_mut(&id).unwrap().4;
                         assert!(*to < EXTENT_BYTES, "there is nothing more of it");
                         *to = self.rng.usize(*to + 1..=EXTENT_BYTES);
-                        self.store.write_on(id, *to);
+                        self.store.continue_write(id, *to);
                     }
                     Event::Ended { id, outcome, .. } => {
                         let (place, extent, seal, fill, _) = under_way.remove(&id).unwrap();
@@ -446,7 +446,7 @@ impl Rig {
                 self.next += 1;
                 let whole = 0..EXTENT_BYTES;
                 if copy == 0 && self.rng.bool() {
-                    self.store.lane(id, extent, false);
+                    self.store.link(id, extent, false);
                 }
                 self.store.read(id, extent, whole, copy, Block::new());
                 let (outcome, mut block) = self.ended(id);

@@ -24,7 +24,7 @@ pub struct Fault {
     pub time_ns: u64,
 }
 
-struct Place {
+struct FaultCell {
     /// `2n + 1` while fault number n is written, `2n + 2` when it is complete.
     state: AtomicU64,
     words: [AtomicU64; 4],
@@ -32,7 +32,7 @@ struct Place {
 
 /// The ring. About 40 KiB, usable as a static.
 pub struct Ring {
-    places: [Place; FAULTS],
+    cells: [FaultCell; FAULTS],
     /// Number of the next fault.
     next: AtomicU64,
     /// Number of the next fault to read.
@@ -40,9 +40,9 @@ pub struct Ring {
     dropped: AtomicU64,
 }
 
-impl Place {
-    const fn new() -> Place {
-        Place {
+impl FaultCell {
+    const fn new() -> FaultCell {
+        FaultCell {
             state: AtomicU64::new(0),
             words: [
                 AtomicU64::new(0),
@@ -58,7 +58,7 @@ impl Ring {
     #[allow(clippy::new_without_default)]
     pub const fn new() -> Ring {
         Ring {
-            places: [const { Place::new() }; FAULTS],
+            cells: [const { FaultCell::new() }; FAULTS],
             next: AtomicU64::new(0),
             read: AtomicU64::new(0),
             dropped: AtomicU64::new(0),
@@ -68,11 +68,11 @@ impl Ring {
     /// Adds a fault.
     pub fn push(&self, fault: Fault) {
         let n = self.next.fetch_add(1, Ordering::AcqRel);
-        let place = &self.places[n as usize % FAULTS];
-        let before = place.state.load(Ordering::Acquire);
+        let cell = &self.cells[n as usize % FAULTS];
+        let before = cell.state.load(Ordering::Acquire);
         let mine = before.is_multiple_of(2)
             && before <= 2 * n
-            && place
+            && cell
                 .state
                 .compare_exchange(before, 2 * n + 1, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok();
@@ -81,10 +81,10 @@ impl Ring {
         if mine {
             let ids = u64::from(fault.tid) << 32 | u64::from(fault.kind);
             let words = [fault.address, fault.ip, ids, fault.time_ns];
-            for (to, word) in place.words.iter().zip(words) {
+            for (to, word) in cell.words.iter().zip(words) {
                 to.store(word, Ordering::Release);
             }
-            place.state.store(2 * n + 2, Ordering::Release);
+            cell.state.store(2 * n + 2, Ordering::Release);
         }
     }
 
@@ -116,13 +116,13 @@ impl Ring {
 
     /// Reads fault number `n`; an error says whether it is still to come.
     fn read_one(&self, n: u64) -> Result<Fault, bool> {
-        let place = &self.places[n as usize % FAULTS];
-        let state = place.state.load(Ordering::Acquire);
+        let cell = &self.cells[n as usize % FAULTS];
+        let state = cell.state.load(Ordering::Acquire);
         if state != 2 * n + 2 {
             return Err(state < 2 * n + 2);
         }
         let [address, ip, ids, time_ns] =
-            core::array::from_fn(|i| place.words[i].load(Ordering::Acquire));
+            core::array::from_fn(|i| cell.words[i].load(Ordering::Acquire));
         let fault = Fault {
             address,
             ip,
@@ -130,7 +130,7 @@ impl Ring {
             kind: ids as u32,
             time_ns,
         };
-        match place.state.load(Ordering::Acquire) == state {
+        match cell.state.load(Ordering::Acquire) == state {
             true => Ok(fault),
             false => Err(false),
         }

@@ -33,7 +33,7 @@ const REACH: usize = 32;
 /// The declared threads: 8 KiB, usable as a static.
 pub struct Kinds {
     /// `tid << 8 | kind`; 0 for none.
-    places: [AtomicU64; THREADS],
+    cells: [AtomicU64; THREADS],
     told: AtomicU64,
 }
 
@@ -46,18 +46,18 @@ impl Kinds {
     #[allow(clippy::new_without_default)]
     pub const fn new() -> Kinds {
         Kinds {
-            places: [const { AtomicU64::new(0) }; THREADS],
+            cells: [const { AtomicU64::new(0) }; THREADS],
             told: AtomicU64::new(0),
         }
     }
 
-    fn places(&self, tid: u32) -> impl Iterator<Item = &AtomicU64> {
+    fn cells(&self, tid: u32) -> impl Iterator<Item = &AtomicU64> {
         let first = (tid.wrapping_mul(0x9e37_79b1) >> 16) as usize;
-        (0..REACH).map(move |i| &self.places[(first + i) % THREADS])
+        (0..REACH).map(move |i| &self.cells[(first + i) % THREADS])
     }
-    fn place_of(&self, tid: u32) -> Option<&AtomicU64> {
+    fn cell_of(&self, tid: u32) -> Option<&AtomicU64> {
         let is_its = |p: &&AtomicU64| p.load(Ordering::Acquire) >> 8 == u64::from(tid);
-        self.places(tid).find(is_its)
+        self.cells(tid).find(is_its)
     }
     /// Whether any thread is declared.
     #[inline]
@@ -69,33 +69,33 @@ impl Kinds {
         if !self.any() {
             return None;
         }
-        self.place_of(tid)
+        self.cell_of(tid)
             .and_then(|p| Kind::from_number(p.load(Ordering::Acquire) & 0xff))
     }
     /// Declares the kind of the thread `tid` (not 0). One writer at a time.
-    pub fn tell(&self, tid: u32, kind: Kind) -> Result<(), Full> {
+    pub fn declare(&self, tid: u32, kind: Kind) -> Result<(), Full> {
         let word = u64::from(tid) << 8 | kind as u64;
-        if let Some(place) = self.place_of(tid) {
-            place.store(word, Ordering::Release);
+        if let Some(cell) = self.cell_of(tid) {
+            cell.store(word, Ordering::Release);
             return Ok(());
         }
         let free = |p: &&AtomicU64| p.load(Ordering::Acquire) == 0;
-        let place = self.places(tid).find(free).ok_or(Full)?;
+        let cell = self.cells(tid).find(free).ok_or(Full)?;
         self.told.fetch_add(1, Ordering::Relaxed);
-        place.store(word, Ordering::Release);
+        cell.store(word, Ordering::Release);
         Ok(())
     }
     /// Removes all threads. For a fork's child.
     pub fn clear(&self) {
-        for place in &self.places {
-            place.store(0, Ordering::Relaxed);
+        for cell in &self.cells {
+            cell.store(0, Ordering::Relaxed);
         }
         self.told.store(0, Ordering::Relaxed);
     }
     /// Removes the thread `tid`, which has ended. One writer at a time.
     pub fn forget(&self, tid: u32) {
-        if let Some(place) = self.place_of(tid) {
-            place.store(0, Ordering::Release);
+        if let Some(cell) = self.cell_of(tid) {
+            cell.store(0, Ordering::Release);
             self.told.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -116,7 +116,7 @@ mod tests {
             for (i, (tid, kind)) in ops.into_iter().enumerate() {
                 let tid = tid * 4097;
                 match Kind::from_number(kind) {
-                    Some(kind) if kinds.tell(tid, kind).is_ok() => {
+                    Some(kind) if kinds.declare(tid, kind).is_ok() => {
                         oracle.insert(tid, kind);
                     }
                     Some(_) => prop_assert!(oracle.len() >= REACH),

@@ -13,7 +13,7 @@ pub enum Content {
     Array = 1,
     /// 64-bit addresses.
     Refs64 = 2,
-    /// 32-bit references, converted to addresses by [`Told::base`] and [`Told::shift`].
+    /// 32-bit references, converted to addresses by [`Declaration::base`] and [`Declaration::shift`].
     Refs32 = 3,
 }
 
@@ -27,7 +27,7 @@ impl Content {
 
 /// What the program declared about a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Told {
+pub struct Declaration {
     /// What it contains.
     pub content: Content,
     /// For [`Content::Refs32`]: the address is `base + (reference << shift)`.
@@ -39,7 +39,7 @@ pub struct Told {
 /// Regions that can be declared.
 pub const REGIONS: usize = 4096;
 
-struct Place {
+struct RegionCell {
     /// `start << 32 | end`, in pages.
     pages: AtomicU64,
     /// `shift << 8 | content`.
@@ -52,18 +52,18 @@ pub struct Refs {
     /// Odd while the list changes.
     change: AtomicU64,
     len: AtomicU64,
-    places: [Place; REGIONS],
+    cells: [RegionCell; REGIONS],
 }
 
 /// There is no cell left; nothing was changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Full;
 
-type Item = (u32, u32, Told);
+type Item = (u32, u32, Declaration);
 
-impl Place {
-    const fn new() -> Place {
-        Place {
+impl RegionCell {
+    const fn new() -> RegionCell {
+        RegionCell {
             pages: AtomicU64::new(0),
             what: AtomicU64::new(0),
             base: AtomicU64::new(0),
@@ -77,7 +77,7 @@ impl Refs {
         Refs {
             change: AtomicU64::new(0),
             len: AtomicU64::new(0),
-            places: [const { Place::new() }; REGIONS],
+            cells: [const { RegionCell::new() }; REGIONS],
         }
     }
 
@@ -85,26 +85,26 @@ impl Refs {
         (self.len.load(Ordering::Acquire) as usize).min(REGIONS)
     }
     fn pages(&self, i: usize) -> (u32, u32) {
-        let v = self.places[i].pages.load(Ordering::Acquire);
+        let v = self.cells[i].pages.load(Ordering::Acquire);
         ((v >> 32) as u32, v as u32)
     }
     fn get(&self, i: usize) -> Option<Item> {
         let (start, end) = self.pages(i);
-        let what = self.places[i].what.load(Ordering::Acquire);
-        let told = Told {
+        let what = self.cells[i].what.load(Ordering::Acquire);
+        let declaration = Declaration {
             content: Content::from_number(what & 0xff)?,
-            base: self.places[i].base.load(Ordering::Acquire),
+            base: self.cells[i].base.load(Ordering::Acquire),
             shift: (what >> 8) as u8,
         };
-        Some((start, end, told))
+        Some((start, end, declaration))
     }
-    fn put(&self, i: usize, (start, end, told): Item) {
-        let place = &self.places[i];
+    fn put(&self, i: usize, (start, end, declaration): Item) {
+        let cell = &self.cells[i];
         let pages = u64::from(start) << 32 | u64::from(end);
-        let what = u64::from(told.shift) << 8 | told.content as u64;
-        place.pages.store(pages, Ordering::Release);
-        place.what.store(what, Ordering::Release);
-        place.base.store(told.base, Ordering::Release);
+        let what = u64::from(declaration.shift) << 8 | declaration.content as u64;
+        cell.pages.store(pages, Ordering::Release);
+        cell.what.store(what, Ordering::Release);
+        cell.base.store(declaration.base, Ordering::Release);
     }
     /// Index of the first region that ends after `page`.
     fn first_after(&self, page: u32) -> usize {
@@ -126,20 +126,20 @@ impl Refs {
     }
 
     /// What was declared about the region of `page`.
-    pub fn of(&self, page: u32) -> Option<Told> {
+    pub fn of(&self, page: u32) -> Option<Declaration> {
         /// Attempts, each of which may meet a change.
-        const LOOKS: u32 = 4;
+        const ATTEMPTS: u32 = 4;
         if !self.any() {
             return None;
         }
-        for _ in 0..LOOKS {
+        for _ in 0..ATTEMPTS {
             let before = self.change.load(Ordering::Acquire);
             let i = self.first_after(page);
             let found = if i < self.len() { self.get(i) } else { None };
             if before.is_multiple_of(2) && self.change.load(Ordering::Acquire) == before {
                 return found
                     .filter(|(start, end, _)| (*start..*end).contains(&page))
-                    .map(|(_, _, told)| told);
+                    .map(|(_, _, declaration)| declaration);
             }
         }
         None
@@ -147,7 +147,12 @@ impl Refs {
 
     /// Declares the contents of the pages `start..end`, or removes their declaration, replacing earlier ones. One
     /// writer at a time.
-    pub fn tell(&self, start: u32, end: u32, told: Option<Told>) -> Result<(), Full> {
+    pub fn declare(
+        &self,
+        start: u32,
+        end: u32,
+        declaration: Option<Declaration>,
+    ) -> Result<(), Full> {
         if start >= end {
             return Ok(());
         }
@@ -162,7 +167,7 @@ impl Refs {
         let after = met(to.wrapping_sub(1)).filter(|(_, e, _)| *e > end);
         let new = [
             before.map(|(s, _, t)| (s, start, t)),
-            told.map(|t| (start, end, t)),
+            declaration.map(|t| (start, end, t)),
             after.map(|(_, e, t)| (end, e, t)),
         ];
         let count = new.iter().flatten().count();
@@ -198,8 +203,8 @@ mod tests {
     use std::vec;
     use std::vec::Vec;
 
-    fn told(n: u64) -> Option<Told> {
-        Content::from_number(n % 4).map(|content| Told {
+    fn declaration(n: u64) -> Option<Declaration> {
+        Content::from_number(n % 4).map(|content| Declaration {
             content,
             base: n * 1_000_003,
             shift: (n % 4) as u8,
@@ -211,12 +216,12 @@ mod tests {
         #[test]
         fn matches_one_answer_a_page(ops in proptest::collection::vec((0..60u32, 1..20u32, 0..40u64), 1..200)) {
             let refs = Box::new(Refs::new());
-            let mut oracle: Vec<Option<Told>> = vec![None; 80];
+            let mut oracle: Vec<Option<Declaration>> = vec![None; 80];
             for (start, n, what) in ops {
-                refs.tell(start, start + n, told(what)).unwrap();
-                oracle[start as usize..(start + n) as usize].fill(told(what));
-                for (page, told) in oracle.iter().enumerate() {
-                    prop_assert_eq!(refs.of(page as u32), *told);
+                refs.declare(start, start + n, declaration(what)).unwrap();
+                oracle[start as usize..(start + n) as usize].fill(declaration(what));
+                for (page, declaration) in oracle.iter().enumerate() {
+                    prop_assert_eq!(refs.of(page as u32), *declaration);
                 }
                 prop_assert_eq!(refs.any(), oracle.iter().any(Option::is_some));
             }
@@ -227,14 +232,14 @@ mod tests {
     fn a_full_list_refuses_and_changes_nothing() {
         let refs = Box::new(Refs::new());
         for i in 0..REGIONS as u32 {
-            refs.tell(3 * i, 3 * i + 2, told(1)).unwrap();
+            refs.declare(3 * i, 3 * i + 2, declaration(1)).unwrap();
         }
-        assert_eq!(refs.tell(2, 3, told(2)), Err(Full));
-        assert_eq!((refs.of(2), refs.of(1)), (None, told(1)));
-        assert_eq!(refs.tell(0, 2, None), Ok(()));
-        assert_eq!(refs.tell(0, 1, told(2)), Ok(()));
-        assert_eq!((refs.of(0), refs.of(1)), (told(2), None));
-        refs.tell(0, u32::MAX, None).unwrap();
+        assert_eq!(refs.declare(2, 3, declaration(2)), Err(Full));
+        assert_eq!((refs.of(2), refs.of(1)), (None, declaration(1)));
+        assert_eq!(refs.declare(0, 2, None), Ok(()));
+        assert_eq!(refs.declare(0, 1, declaration(2)), Ok(()));
+        assert_eq!((refs.of(0), refs.of(1)), (declaration(2), None));
+        refs.declare(0, u32::MAX, None).unwrap();
         assert!(!refs.any());
     }
 
@@ -246,14 +251,14 @@ mod tests {
             let writer = s.spawn(move || {
                 for i in 0..sized(20_000u64, 200) {
                     let start = (i * 7 % 50) as u32;
-                    refs.tell(start, start + 30, told(i)).unwrap();
+                    refs.declare(start, start + 30, declaration(i)).unwrap();
                 }
             });
             while !writer.is_finished() {
                 for page in 0..80 {
                     if let Some(t) = refs.of(page) {
                         let n = t.base / 1_000_003;
-                        assert_eq!(Some(t), told(n));
+                        assert_eq!(Some(t), declaration(n));
                     }
                 }
             }

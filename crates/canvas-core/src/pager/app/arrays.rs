@@ -5,7 +5,7 @@ use canvas_types::PageId;
 use canvas_types::sync::{AtomicU32, Ordering};
 
 use crate::pager::prefetch::streams::ThreadStreams;
-use crate::pager::prefetch::{Area, Done, Fault, Plan, Planner, Prefetcher, Surroundings};
+use crate::pager::prefetch::{Area, Done, Fault, MemoryView, Plan, Planner, Prefetcher};
 
 /// Pages left unmapped that are remembered.
 const LEFT: usize = 256;
@@ -44,7 +44,7 @@ impl Arrays {
 }
 
 impl Prefetcher for Arrays {
-    fn plan(&self, fault: &Fault<'_, impl Surroundings>) -> Plan {
+    fn plan(&self, fault: &Fault<'_, impl MemoryView>) -> Plan {
         let is_array = |a: &Area| a.end.saturating_sub(a.start) >= ARRAY_PAGES_MIN;
         let Some(area) = fault.around.area_of(fault.page).filter(is_array) else {
             return Plan::NONE;

@@ -10,7 +10,7 @@ use canvas_types::sync::{AtomicU64, Ordering};
 
 /// Links in a set.
 const WAYS: usize = 4;
-/// Bytes of a page that share a link: two places of a page that are further apart have their own.
+/// Bytes of a page that share a link: two positions in a page that are further apart have their own.
 const GRANULE_SHIFT: u32 = 8;
 /// A link is used after this many sightings.
 const BELIEVED: u64 = 2;
@@ -18,20 +18,20 @@ const SEEN_MAX: u64 = 3;
 
 const PAGE_BITS: u32 = 31;
 const GRANULE_BITS: u32 = 4;
-const PLACE_BITS: u32 = PAGE_BITS + GRANULE_BITS;
-const SEEN_SHIFT: u32 = PLACE_BITS;
+const POSITION_BITS: u32 = PAGE_BITS + GRANULE_BITS;
+const SEEN_SHIFT: u32 = POSITION_BITS;
 const TAG_SHIFT: u32 = SEEN_SHIFT + 2;
 const TAG_MASK: u64 = (1 << 24) - 1;
 
 /// A page, and the approximate position in it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Place(u64);
+pub struct Position(u64);
 
-impl Place {
-    /// The place of a fault on `page` at byte `offset`.
-    pub fn new(page: PageId, offset: usize) -> Place {
+impl Position {
+    /// The position of a fault on `page` at byte `offset`.
+    pub fn new(page: PageId, offset: usize) -> Position {
         let granule = (offset as u64 >> GRANULE_SHIFT) & ((1 << GRANULE_BITS) - 1);
-        Place((u64::from(page.0) & ((1 << PAGE_BITS) - 1)) << GRANULE_BITS | granule)
+        Position((u64::from(page.0) & ((1 << PAGE_BITS) - 1)) << GRANULE_BITS | granule)
     }
 
     /// The page.
@@ -68,7 +68,7 @@ impl<'a> Links<'a> {
         }
     }
 
-    fn set(&self, from: Place) -> Option<(&'a [AtomicU64], u64)> {
+    fn set(&self, from: Position) -> Option<(&'a [AtomicU64], u64)> {
         if self.words.is_empty() {
             return None;
         }
@@ -79,20 +79,20 @@ impl<'a> Links<'a> {
     }
 
     /// Records that a thread faulted at `to` after `from`.
-    pub fn learn(&self, from: Place, to: Place) {
+    pub fn learn(&self, from: Position, to: Position) {
         let Some((set, tag)) = self.set(from) else {
             return;
         };
-        let word = |seen: u64, to: Place| tag << TAG_SHIFT | seen << SEEN_SHIFT | to.raw();
+        let word = |seen: u64, to: Position| tag << TAG_SHIFT | seen << SEEN_SHIFT | to.raw();
         let mut weakest = (u64::MAX, &set[0]);
         for slot in set {
             let now = slot.load(Ordering::Relaxed);
             let seen = seen_of(now);
             if seen != 0 && now >> TAG_SHIFT == tag {
-                let next = match (place_of(now) == to, seen) {
+                let next = match (position_of(now) == to, seen) {
                     (true, _) => word((seen + 1).min(SEEN_MAX), to),
                     (false, 1) => word(1, to),
-                    (false, _) => word(seen - 1, place_of(now)),
+                    (false, _) => word(seen - 1, position_of(now)),
                 };
                 return slot.store(next, Ordering::Relaxed);
             }
@@ -112,12 +112,12 @@ impl<'a> Links<'a> {
     }
 
     /// Where a thread that faulted at `from` will fault next, if a link is trusted.
-    pub fn next(&self, from: Place) -> Option<Place> {
+    pub fn next(&self, from: Position) -> Option<Position> {
         let (set, tag) = self.set(from)?;
         set.iter()
             .map(|slot| slot.load(Ordering::Relaxed))
             .find(|w| seen_of(*w) >= BELIEVED && w >> TAG_SHIFT == tag)
-            .map(place_of)
+            .map(position_of)
     }
 }
 
@@ -125,11 +125,11 @@ fn seen_of(word: u64) -> u64 {
     word >> SEEN_SHIFT & 3
 }
 
-fn place_of(word: u64) -> Place {
-    Place(word & ((1 << PLACE_BITS) - 1))
+fn position_of(word: u64) -> Position {
+    Position(word & ((1 << POSITION_BITS) - 1))
 }
 
-/// Maximum places that are predicted ahead of a thread.
+/// Maximum positions that are predicted ahead of a thread.
 const AHEAD_MAX: usize = 32;
 /// How far ahead a chain goes at first, and at most.
 const DEPTH_FIRST: u32 = 3;
@@ -137,19 +137,19 @@ const DEPTH_MAX: u32 = 24;
 /// Links that one fault follows at most.
 const STEPS_MAX: usize = 16;
 /// Pages that one fault requests at most.
-pub const ASKED_MAX: usize = 8;
+pub const PREFETCH_LIST_MAX: usize = 8;
 
 /// Pages to bring in because of one fault.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Asked {
-    pages: [PageId; ASKED_MAX],
+pub struct PrefetchList {
+    pages: [PageId; PREFETCH_LIST_MAX],
     n: usize,
 }
 
-impl Asked {
+impl PrefetchList {
     /// Adds a page, unless it is in the list or there is no room.
     pub fn push(&mut self, page: PageId) {
-        if self.n < ASKED_MAX && !self.pages().contains(&page) {
+        if self.n < PREFETCH_LIST_MAX && !self.pages().contains(&page) {
             self.pages[self.n] = page;
             self.n += 1;
         }
@@ -164,9 +164,9 @@ impl Asked {
 /// One thread's path along links.
 #[derive(Clone, Copy, Debug)]
 pub struct Chain {
-    last: Option<Place>,
-    /// Predicted places, the next first.
-    ahead: [Place; AHEAD_MAX],
+    last: Option<Position>,
+    /// Predicted positions, the next first.
+    ahead: [Position; AHEAD_MAX],
     n: usize,
     depth: u32,
 }
@@ -182,14 +182,14 @@ impl Chain {
     pub const fn new() -> Chain {
         Chain {
             last: None,
-            ahead: [Place(0); AHEAD_MAX],
+            ahead: [Position(0); AHEAD_MAX],
             n: 0,
             depth: DEPTH_FIRST,
         }
     }
 
     /// Handles a fault of the thread at `here`; returns the pages to request.
-    pub fn on_fault(&mut self, links: &Links<'_>, here: Place) -> Asked {
+    pub fn on_fault(&mut self, links: &Links<'_>, here: Position) -> PrefetchList {
         if let Some(last) = self.last.replace(here)
             && last.page() != here.page()
         {
@@ -210,14 +210,14 @@ impl Chain {
         self.extend(links, here)
     }
 
-    fn extend(&mut self, links: &Links<'_>, here: Place) -> Asked {
-        let mut asked = Asked::default();
+    fn extend(&mut self, links: &Links<'_>, here: Position) -> PrefetchList {
+        let mut asked = PrefetchList::default();
         let mut at = match self.n {
             0 => here,
             n => self.ahead[n - 1],
         };
         for _ in 0..STEPS_MAX {
-            if self.n >= self.depth as usize || asked.n == ASKED_MAX {
+            if self.n >= self.depth as usize || asked.n == PREFETCH_LIST_MAX {
                 break;
             }
             let Some(next) = links.next(at) else { break };
@@ -244,8 +244,8 @@ mod tests {
         (0..n).map(|_| AtomicU64::new(0)).collect()
     }
 
-    fn at(page: u32) -> Place {
-        Place::new(PageId(page), 0)
+    fn at(page: u32) -> Position {
+        Position::new(PageId(page), 0)
     }
 
     #[test]
@@ -306,7 +306,7 @@ mod tests {
     fn places_of_a_page_have_their_own_links() {
         let memory = words(64);
         let links = Links::new(&memory);
-        let (low, high) = (Place::new(PageId(5), 10), Place::new(PageId(5), 4000));
+        let (low, high) = (Position::new(PageId(5), 10), Position::new(PageId(5), 4000));
         for _ in 0..2 {
             links.learn(low, at(1));
             links.learn(high, at(2));
@@ -318,7 +318,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever threads do, only places that were seen to follow are predicted.
+        /// Whatever threads do, only positions that were seen to follow are predicted.
         #[test]
         fn nothing_is_made_up(steps in proptest::collection::vec((0..40u32, 0..4096usize), 1..400)) {
             let memory = words(32);
@@ -327,7 +327,7 @@ mod tests {
             let mut seen = HashSet::new();
             for (page, offset) in steps {
                 seen.insert(page);
-                let asked = chain.on_fault(&links, Place::new(PageId(page), offset));
+                let asked = chain.on_fault(&links, Position::new(PageId(page), offset));
                 prop_assert!(asked.pages().iter().all(|p| seen.contains(&p.0)));
                 prop_assert!(chain.n <= DEPTH_MAX as usize + 1);
             }

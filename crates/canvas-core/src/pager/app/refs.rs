@@ -10,7 +10,7 @@
 use canvas_types::sync::{AtomicU64, Ordering};
 use canvas_types::{PAGE_SIZE, PageBuf, PageId};
 
-use super::links::Asked;
+use super::links::PrefetchList;
 
 /// Number of groups.
 const GROUPS: usize = 4096;
@@ -109,7 +109,7 @@ pub fn candidates(
 
 /// Counts of one fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Came {
+pub struct FaultCounts {
     /// The fault was on a candidate of a live group, which was, or could have been, requested.
     pub covered: u32,
     /// Candidates of live groups.
@@ -173,12 +173,12 @@ impl Groups {
         page: PageId,
         ip: usize,
         found: &[Candidate],
-        asked: &mut Asked,
-    ) -> Came {
-        let mut came = Came::default();
+        asked: &mut PrefetchList,
+    ) -> FaultCounts {
+        let mut counts = FaultCounts::default();
         for seen in ring.seen.iter_mut().filter(|s| s.page == page.0) {
             let used = core::mem::take(seen);
-            came.covered |= u32::from(used.lives);
+            counts.covered |= u32::from(used.lives);
             let word = &self.words[usize::from(used.group)];
             let now = word.load(Ordering::Relaxed);
             if now & 0xff < now >> 8 & 0xff {
@@ -188,7 +188,7 @@ impl Groups {
         for candidate in found.iter().filter(|c| c.page != page) {
             let (group, lives) = self.tried(ip, candidate.delta);
             if lives {
-                came.issued += 1;
+                counts.issued += 1;
                 asked.push(candidate.page);
             }
             ring.seen[ring.next % RING] = Seen {
@@ -198,7 +198,7 @@ impl Groups {
             };
             ring.next = (ring.next + 1) % RING;
         }
-        came
+        counts
     }
 
     /// Counts one more candidate of a group; returns the group and whether it is live.
@@ -305,10 +305,10 @@ mod tests {
                     delta: -8,
                 },
             ];
-            let mut asked = Asked::default();
+            let mut asked = PrefetchList::default();
             let ip = if follows { 0x1234 } else { 0x8888 };
-            let came = groups.on_fault(ring, here, ip, &found, &mut asked);
-            (covered, issued) = (covered + came.covered, issued + came.issued);
+            let counts = groups.on_fault(ring, here, ip, &found, &mut asked);
+            (covered, issued) = (covered + counts.covered, issued + counts.issued);
             assert!(asked.pages().iter().all(|p| *p == next));
             asked_for += asked.pages().len() as u32;
         }
@@ -341,7 +341,7 @@ mod tests {
                     delta: 8 * i as i16,
                 };
             }
-            let mut asked = Asked::default();
+            let mut asked = PrefetchList::default();
             let here = PageId(rng.u32(1..100_000));
             groups.on_fault(&mut ring, here, 0x77, &found, &mut asked);
             asked_for += asked.pages().len();

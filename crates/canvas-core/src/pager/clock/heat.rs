@@ -16,7 +16,7 @@ pub enum FillKind {
     /// A fault on a far page.
     Demand = 2,
     /// A fault on a page in the swap cache that reclaim had unmapped.
-    SecondChance = 3,
+    VictimHit = 3,
     /// Prefetched, not part of a stream.
     Prefetch = 4,
     /// A fault that continues a stream ([`crate::pager::prefetch::Plan::stream`]), on a far page or on a prefetched page in
@@ -45,7 +45,7 @@ pub struct ClockParams {
     /// The hand spares more when it takes more than one page in this many examined.
     pub warm_above: u8,
     /// Heat added by a swap-cache hit.
-    pub second_chance_heat: u8,
+    pub victim_hit_heat: u8,
     /// Maximum heat of a page: it is offered at least every 2^heat_cap sweeps.
     pub heat_cap: u8,
     /// Pages spared between two victims are taken, too, if the gap is at most this long and none of them is hotter than
@@ -70,7 +70,7 @@ impl ClockParams {
         near_heat: 1,
         cool_below: 32,
         warm_above: 8,
-        second_chance_heat: 2,
+        victim_hit_heat: 2,
         heat_cap: 7,
         bridge_pages: 2,
         bridge_heat: 1,
@@ -112,8 +112,8 @@ impl ClockParams {
                     w
                 }
             }
-            FillKind::SecondChance => w
-                .with_heat((w.heat() + u64::from(self.second_chance_heat)).min(cap))
+            FillKind::VictimHit => w
+                .with_heat((w.heat() + u64::from(self.victim_hit_heat)).min(cap))
                 .set(flag::REFERENCED),
             // Nothing was learnt about the page: it keeps the heat from its own faults.
             FillKind::Prefetch => w.set(flag::PREFETCHED),

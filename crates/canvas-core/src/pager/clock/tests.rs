@@ -173,7 +173,7 @@ fn a_heat_of_h_is_offered_every_2_to_the_h_sweeps() {
                     &world.table(),
                     1,
                     sweep,
-                    (Level::Normal, Among::All),
+                    (Level::Normal, SweepScope::All),
                     &mut out,
                 );
                 world.put(100, resident().with_heat(heat));
@@ -333,8 +333,7 @@ fn refault_distance_makes_heat() {
         1
     );
     assert_eq!(
-        p.on_fill(far.with_heat(15), FillKind::SecondChance, 0)
-            .heat(),
+        p.on_fill(far.with_heat(15), FillKind::VictimHit, 0).heat(),
         u64::from(p.heat_cap)
     );
     assert_eq!(p.on_fill(far, FillKind::Stream, 250).heat(), 0);
@@ -351,7 +350,7 @@ fn filling_and_evicting_keep_what_is_not_theirs() {
         FillKind::FirstTouch,
         FillKind::FirstTouchAhead,
         FillKind::Demand,
-        FillKind::SecondChance,
+        FillKind::VictimHit,
         FillKind::Prefetch,
         FillKind::Stream,
         FillKind::StreamPrefetch,

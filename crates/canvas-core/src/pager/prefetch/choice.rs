@@ -4,7 +4,7 @@ use canvas_types::sync::{AtomicU32, Ordering};
 use canvas_types::{PageId, Prefetch};
 
 use super::streams::ThreadStreams;
-use super::{Advice, Done, Fault, FaultKind, Plan, Prefetcher, Surroundings};
+use super::{Advice, Done, Fault, FaultKind, MemoryView, Plan, Prefetcher};
 
 /// The prefetchers of a process. Whichever is chosen, streams are tracked, because eviction needs them
 /// ([`Plan::stream`], [`Plan::behind`]) and zero-filling runs ahead of first touches.
@@ -48,7 +48,7 @@ struct Nothing;
 
 impl Prefetcher for Nothing {
     #[inline]
-    fn plan(&self, _: &Fault<'_, impl Surroundings>) -> Plan {
+    fn plan(&self, _: &Fault<'_, impl MemoryView>) -> Plan {
         Plan::NONE
     }
 }
@@ -65,7 +65,7 @@ impl Prefetchers {
     }
 
     /// The streams decide where one expects the fault; elsewhere the prefetcher beside them does.
-    fn beside_streams(&self, chosen: Prefetch, fault: &Fault<'_, impl Surroundings>) -> Plan {
+    fn beside_streams(&self, chosen: Prefetch, fault: &Fault<'_, impl MemoryView>) -> Plan {
         let of_stream = self.streams.plan(fault);
         if of_stream.is_of_stream() || fault.advice == Advice::Sequential {
             ask!(self, chosen, on_stream(fault.page, &of_stream));
@@ -82,10 +82,10 @@ impl Prefetchers {
     }
 
     /// The streams only watch, and another prefetcher decides.
-    fn instead_of_streams(&self, chosen: Prefetch, fault: &Fault<'_, impl Surroundings>) -> Plan {
+    fn instead_of_streams(&self, chosen: Prefetch, fault: &Fault<'_, impl MemoryView>) -> Plan {
         // Nothing is prefetched for the streams, so no fault is a hit for them.
         let seen = match fault.kind {
-            FaultKind::SecondChance => fault.kind,
+            FaultKind::VictimHit => fault.kind,
             _ => FaultKind::Demand,
         };
         let of_stream = self.streams.on_fault(fault.thread, fault.page, seen);
@@ -100,7 +100,7 @@ impl Prefetchers {
 }
 
 impl Prefetcher for Prefetchers {
-    fn plan(&self, fault: &Fault<'_, impl Surroundings>) -> Plan {
+    fn plan(&self, fault: &Fault<'_, impl MemoryView>) -> Plan {
         match (fault.advice, self.chosen()) {
             (Advice::Random, _) => Plan::nothing_beside(fault.kind),
             (_, Prefetch::Streams) => self.streams.plan(fault),

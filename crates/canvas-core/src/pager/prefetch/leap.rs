@@ -14,7 +14,7 @@
 use canvas_types::PageId;
 use canvas_types::sync::{AtomicU32, Ordering, RawSpin};
 
-use super::{Fault, FaultKind, Plan, Prefetcher, Surroundings, get, majority, next_page, put};
+use super::{Fault, FaultKind, MemoryView, Plan, Prefetcher, get, majority, next_page, put};
 
 /// Deltas kept (the paper's H_size).
 pub const HISTORY: usize = 32;
@@ -57,7 +57,7 @@ impl Leap {
 }
 
 impl Prefetcher for Leap {
-    fn plan(&self, fault: &Fault<'_, impl Surroundings>) -> Plan {
+    fn plan(&self, fault: &Fault<'_, impl MemoryView>) -> Plan {
         self.on_fault(fault.page, fault.kind)
     }
 }
@@ -186,7 +186,7 @@ mod tests {
         fn fault(&mut self, page: i64, kind: FaultKind) -> Vec<i64> {
             self.pages.push(page);
             if kind != FaultKind::Demand {
-                self.hits += u32::from(kind != FaultKind::SecondChance);
+                self.hits += u32::from(kind != FaultKind::VictimHit);
                 return Vec::new();
             }
             let now = self.find_trend();
@@ -229,7 +229,7 @@ mod tests {
             4 => Just(FaultKind::Demand),
             3 => Just(FaultKind::PrefetchHit),
             1 => Just(FaultKind::PrefetchLate),
-            1 => Just(FaultKind::SecondChance),
+            1 => Just(FaultKind::VictimHit),
         ]
     }
 

@@ -11,7 +11,7 @@ use canvas_types::PageId;
 use canvas_types::layout::BLOCK_PAGES;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering};
 
-use super::{Area, Fault, FaultKind, Plan, Prefetcher, Surroundings};
+use super::{Area, Fault, FaultKind, MemoryView, Plan, Prefetcher};
 
 /// Most pages of a window, including the faulting one (1 << page_cluster).
 pub const WINDOW_MAX: u32 = 8;
@@ -24,19 +24,19 @@ const HITS_FIRST: u32 = 4;
 
 /// What is remembered of a mapping.
 #[derive(Clone, Copy)]
-struct Memory {
+struct MappingState {
     /// Page of the last fault.
     page: u32,
     window: u32,
     hits: u32,
 }
 
-impl Memory {
+impl MappingState {
     fn pack(self) -> u64 {
         u64::from(self.page) << 32 | u64::from(self.window) << 8 | u64::from(self.hits)
     }
-    fn unpack(v: u64) -> Memory {
-        Memory {
+    fn unpack(v: u64) -> MappingState {
+        MappingState {
             page: (v >> 32) as u32,
             window: (v >> 8) as u32 & 0xff,
             hits: v as u32 & 0xff,
@@ -44,7 +44,7 @@ impl Memory {
     }
 }
 
-struct Place {
+struct MappingCell {
     /// The mapping's first page, plus one; 0 for none.
     owner: AtomicU32,
     memory: AtomicU64,
@@ -53,12 +53,12 @@ struct Place {
 /// The state of all mappings of a process: 16 KiB, usable as a static. Threads that fault in one mapping at the same
 /// time may lose a hit, as in the kernel.
 pub struct Readahead {
-    places: [Place; AREAS],
+    cells: [MappingCell; AREAS],
 }
 
-impl Place {
-    const fn new() -> Place {
-        Place {
+impl MappingCell {
+    const fn new() -> MappingCell {
+        MappingCell {
             owner: AtomicU32::new(0),
             memory: AtomicU64::new(0),
         }
@@ -70,14 +70,14 @@ impl Readahead {
     #[allow(clippy::new_without_default)]
     pub const fn new() -> Readahead {
         Readahead {
-            places: [const { Place::new() }; AREAS],
+            cells: [const { MappingCell::new() }; AREAS],
         }
     }
 }
 
 impl Prefetcher for Readahead {
     /// Without a known mapping, plans and learns nothing.
-    fn plan(&self, fault: &Fault<'_, impl Surroundings>) -> Plan {
+    fn plan(&self, fault: &Fault<'_, impl MemoryView>) -> Plan {
         match fault.around.area_of(fault.page) {
             Some(area) => self.on_fault(fault.page, fault.kind, area),
             None => Plan::NONE,
@@ -89,22 +89,22 @@ impl Readahead {
     /// Handles a fault on a page of `area`.
     fn on_fault(&self, page: PageId, kind: FaultKind, area: Area) -> Plan {
         let page = page.0;
-        let place = &self.places[(area.start.wrapping_mul(0x9e37_79b1) >> 16) as usize % AREAS];
-        let before = if place.owner.swap(area.start + 1, Ordering::Relaxed) == area.start + 1 {
-            Memory::unpack(place.memory.load(Ordering::Relaxed))
+        let cell = &self.cells[(area.start.wrapping_mul(0x9e37_79b1) >> 16) as usize % AREAS];
+        let before = if cell.owner.swap(area.start + 1, Ordering::Relaxed) == area.start + 1 {
+            MappingState::unpack(cell.memory.load(Ordering::Relaxed))
         } else {
-            Memory {
+            MappingState {
                 page: 0,
                 window: 0,
                 hits: HITS_FIRST,
             }
         };
         let remember = |window, hits| {
-            let memory = Memory { page, window, hits };
-            place.memory.store(memory.pack(), Ordering::Relaxed);
+            let memory = MappingState { page, window, hits };
+            cell.memory.store(memory.pack(), Ordering::Relaxed);
         };
         if kind != FaultKind::Demand {
-            let hit = u32::from(kind != FaultKind::SecondChance);
+            let hit = u32::from(kind != FaultKind::VictimHit);
             remember(before.window, (before.hits + hit).min(HITS_MAX));
             return Plan::NONE;
         }
@@ -138,7 +138,7 @@ impl Readahead {
 }
 
 /// Pages of the next window, by the kernel's `__swapin_nr_pages` (mm/swap_state.c).
-fn window(before: Memory, page: u32) -> u32 {
+fn window(before: MappingState, page: u32) -> u32 {
     let pages = match before.hits {
         0 if page.abs_diff(before.page) == 1 => 2,
         0 => 1,
@@ -163,7 +163,7 @@ mod tests {
             let (last, last_window, hits) = *self.0.entry(area.start).or_insert((0, 0, HITS_FIRST));
             let page = i64::from(page);
             if kind != FaultKind::Demand {
-                let hits = if kind == FaultKind::SecondChance {
+                let hits = if kind == FaultKind::VictimHit {
                     hits
                 } else {
                     63.min(hits + 1)
@@ -234,7 +234,7 @@ mod tests {
                     0..=4 => FaultKind::Demand,
                     5..=6 => FaultKind::PrefetchHit,
                     7 => FaultKind::PrefetchLate,
-                    _ => FaultKind::SecondChance,
+                    _ => FaultKind::VictimHit,
                 };
                 let plan = policy.on_fault(PageId(next), kind, area);
                 prop_assert_eq!(planned(&plan, next), oracle.fault(next, kind, area));

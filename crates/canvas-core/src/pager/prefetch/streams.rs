@@ -15,7 +15,7 @@ use canvas_types::PageId;
 use canvas_types::sync::{AtomicU32, Ordering, RawSpin};
 
 use super::{
-    Advice, Done, Fault, FaultKind, NO_WAY, Plan, Prefetcher, SAMPLE_EVERY, Surroundings, get,
+    Advice, Done, Fault, FaultKind, MemoryView, NO_WAY, Plan, Prefetcher, SAMPLE_EVERY, get,
     majority, next_page, put,
 };
 use crate::pager::table::CHUNK_PAGES;
@@ -188,7 +188,7 @@ impl Way {
 }
 
 impl Prefetcher for ThreadStreams {
-    fn plan(&self, fault: &Fault<'_, impl Surroundings>) -> Plan {
+    fn plan(&self, fault: &Fault<'_, impl MemoryView>) -> Plan {
         match fault.advice {
             Advice::Sequential => self.on_sequential(fault.thread, fault.page, fault.kind),
             _ => self.on_fault(fault.thread, fault.page, fault.kind),
@@ -435,7 +435,7 @@ impl ThreadStreams {
             behind,
             ..Plan::NONE
         };
-        if ahead > 0 && (kind == FaultKind::SecondChance || ahead > window / 4) {
+        if ahead > 0 && (kind == FaultKind::VictimHit || ahead > window / 4) {
             return plan;
         }
         // The unmapped page was passed without a touch: not all that was prefetched was wanted.

@@ -14,7 +14,7 @@ std::thread_local! {
 
 /// Begins to write the oldest slot out.
 fn write_oldest(t: &SlotTable) -> Option<Job> {
-    let mut place = [Place::default()];
+    let mut place = [SlotRef::default()];
     (t.oldest(&mut place) == 1).then(|| t.begin_write(place[0]).expect("it counts"))
 }
 
@@ -54,8 +54,8 @@ impl Memory {
 }
 
 /// One slot with page 7 in it, enqueued.
-fn full(t: &SlotTable, entry: u32) -> Place {
-    let mut got = [Place::default()];
+fn full(t: &SlotTable, entry: u32) -> SlotRef {
+    let mut got = [SlotRef::default()];
     assert_eq!(t.alloc(&mut got).0, 1);
     t.fill(got[0], PageId(7), SwapEntry(entry), entry != 0);
     t.enqueue(&got);
@@ -126,7 +126,7 @@ fn a_job_moves_the_word_only_while_it_names_the_slot() {
 fn the_bound_holds_and_may_move() {
     let m = Memory::new();
     let t = m.table();
-    let mut out = [Place::default(); SLOTS];
+    let mut out = [SlotRef::default(); SLOTS];
     t.set_capacity(2);
     assert_eq!(t.alloc(&mut out), (2, 2));
     assert_eq!((t.used(), t.available()), (2, 0));
@@ -143,12 +143,12 @@ fn the_bound_holds_and_may_move() {
 fn a_place_that_comes_late_is_none() {
     let m = Memory::new();
     let t = m.table();
-    let mut first = [Place::default()];
+    let mut first = [SlotRef::default()];
     t.alloc(&mut first);
     t.fill(first[0], PageId(7), SwapEntry::NONE, false);
     // Taken before it is enqueued, and handed out again.
     t.finish(t.take(first[0].slot()));
-    let mut second = [Place::default()];
+    let mut second = [SlotRef::default()];
     t.alloc(&mut second);
     assert_eq!(first[0].slot(), second[0].slot());
     t.fill(second[0], PageId(8), SwapEntry::NONE, false);
@@ -205,16 +205,16 @@ fn a_fill_that_fails_undoes_the_take() {
         if stage == 0 {
             let taken = t.take(slot);
             assert_eq!(taken.entry, SwapEntry(5));
-            t.untake(taken);
+            t.undo_take(taken);
         } else {
             write_oldest(&t).unwrap();
             let taken = t.take(slot);
             if stage == 1 {
-                t.untake(taken);
+                t.undo_take(taken);
                 assert_eq!(t.abort_write(slot, SwapEntry(5), true), None);
             } else {
                 assert_eq!(t.abort_write(slot, SwapEntry(5), true), Some(SwapEntry(5)));
-                t.untake(taken);
+                t.undo_take(taken);
             }
         }
         let job = write_oldest(&t).expect("it waits again");
@@ -238,7 +238,7 @@ fn the_ring_never_overflows() {
     // Fills that fail over and over.
     let other = full(&t, 2).slot();
     for _ in 0..100 {
-        t.untake(t.take(other));
+        t.undo_take(t.take(other));
     }
     let order: Vec<u32> = std::iter::from_fn(|| write_oldest(&t).map(|j| j.slot)).collect();
     assert_eq!(order, [oldest, other]);
@@ -248,7 +248,7 @@ fn the_ring_never_overflows() {
 fn single_slots_go_by_magazines_and_no_magazine_keeps_them_from_others() {
     let m = Memory::new();
     let t = m.table();
-    let mut out = [Place::default(); SLOTS];
+    let mut out = [SlotRef::default(); SLOTS];
     t.alloc(&mut out);
     let stacked = || t.control.free_top.load(Ordering::Relaxed);
     // A magazine has room for two; with the third, all go to the stack.
@@ -269,7 +269,7 @@ fn single_slots_go_by_magazines_and_no_magazine_keeps_them_from_others() {
 fn what_lies_in_magazines_does_not_pass_a_lower_bound() {
     let m = Memory::new();
     let t = m.table();
-    let mut out = [Place::default(); 4];
+    let mut out = [SlotRef::default(); 4];
     t.alloc(&mut out);
     for place in &out[..2] {
         t.fill(*place, PageId(1), SwapEntry::NONE, false);
@@ -286,8 +286,8 @@ fn what_lies_in_magazines_does_not_pass_a_lower_bound() {
 fn a_writer_takes_several_places_and_what_is_taken_meanwhile_counts_no_more() {
     let m = Memory::new();
     let t = m.table();
-    let want: Vec<Place> = (0..4).map(|_| full(&t, 1)).collect();
-    let mut places = [Place::default(); 3];
+    let want: Vec<SlotRef> = (0..4).map(|_| full(&t, 1)).collect();
+    let mut places = [SlotRef::default(); 3];
     assert_eq!(t.oldest(&mut places), 3);
     assert_eq!(places[..], want[..3]);
     // One slot is taken and has another page by now; no other thread gets the rest.
@@ -308,7 +308,7 @@ fn a_writer_takes_several_places_and_what_is_taken_meanwhile_counts_no_more() {
 fn idle_slots_lose_their_buffers_and_get_new_ones() {
     let m = Memory::new();
     let t = m.table();
-    let mut out = [Place::default(); SLOTS];
+    let mut out = [SlotRef::default(); SLOTS];
     assert_eq!(t.alloc(&mut out[..4]), (4, 4));
     t.give_back(&out[..3]);
     // They were in use a moment ago.
@@ -330,7 +330,7 @@ fn slots_that_are_made_idle_lose_their_buffers_at_once() {
     let m = Memory::new();
     let t = m.table();
     let kept = full(&t, 7);
-    let mut out = [Place::default(); SLOTS];
+    let mut out = [SlotRef::default(); SLOTS];
     assert_eq!(t.alloc(&mut out[..3]), (3, 3));
     // Two go to the free stack, one to a magazine.
     t.give_back(&out[..2]);
@@ -378,7 +378,7 @@ enum Op {
     AbortWrite(usize, u32),
     Take(u32),
     Finish(usize),
-    Untake(usize),
+    UndoTake(usize),
     Capacity(usize),
     /// Idle slots lose their buffers, at most this many.
     Bare(usize),
@@ -400,7 +400,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (which.clone(), 0u32..4).prop_map(|(i, e)| Op::AbortWrite(i, e)),
         4 => (0..PAGES).prop_map(Op::Take),
         3 => which.clone().prop_map(Op::Finish),
-        2 => which.prop_map(Op::Untake),
+        2 => which.prop_map(Op::UndoTake),
         1 => (0usize..SLOTS + 2).prop_map(Op::Capacity),
         2 => (1usize..4).prop_map(Op::Bare),
         6 => (0usize..3).prop_map(Op::Thread),
@@ -415,7 +415,7 @@ struct Held {
     entry: (u32, bool),
     writing: bool,
     /// Set while a taker has it.
-    taken: Option<Taken>,
+    taken: Option<TakenSlot>,
     /// No word names it any more.
     gone: bool,
 }
@@ -428,10 +428,10 @@ struct Oracle {
     backed: BTreeSet<u32>,
     /// Lowest number of free ones since idle ones were last taken.
     idle: usize,
-    owned: Vec<Place>,
+    owned: Vec<SlotRef>,
     held: BTreeMap<u32, Held>,
     /// Filled; the reclaimer makes their places later, if they are still valid.
-    unqueued: Vec<(Place, u64)>,
+    unqueued: Vec<(SlotRef, u64)>,
     fifo: VecDeque<u32>,
     life: BTreeMap<u32, u64>,
     lives: u64,
@@ -474,7 +474,7 @@ impl Oracle {
         all.map(|(s, _)| *s).collect()
     }
     fn alloc(&mut self, t: &SlotTable, n: usize) {
-        let mut out = vec![Place::default(); n];
+        let mut out = vec![SlotRef::default(); n];
         let (got, fresh) = t.alloc(&mut out);
         assert_eq!(got, n.min(self.capacity.saturating_sub(self.used())));
         let mut new = 0;
@@ -578,7 +578,7 @@ impl Oracle {
             }
         }
     }
-    fn untake(&mut self, t: &SlotTable, i: usize) {
+    fn undo_take(&mut self, t: &SlotTable, i: usize) {
         if let Some(s) = pick(&self.taken(), i) {
             let h = self.held.get_mut(&s).unwrap();
             // The page is elsewhere by now: the program has it in another slot.
@@ -592,14 +592,14 @@ impl Oracle {
                 self.held.get_mut(&s).unwrap().taken = Some(taken);
                 return;
             }
-            t.untake(taken);
+            t.undo_take(taken);
             if !self.held[&s].writing {
                 self.wait_again(s);
             }
         }
     }
     fn bare(&mut self, t: &SlotTable, n: usize) {
-        let mut out = vec![Place::default(); n];
+        let mut out = vec![SlotRef::default(); n];
         let got = t.take_idle(&mut out);
         // Slots that were in magazines since then were not counted: two each of three threads.
         assert!(got <= self.idle.min(n) && got + 6 >= self.idle.min(n));
@@ -633,7 +633,7 @@ fn apply(t: &SlotTable, o: &mut Oracle, op: Op) {
         Op::AbortWrite(i, entry) => o.abort_write(t, i, entry),
         Op::Take(page) => o.take(t, page),
         Op::Finish(i) => o.finish(t, i),
-        Op::Untake(i) => o.untake(t, i),
+        Op::UndoTake(i) => o.undo_take(t, i),
         Op::Capacity(n) => {
             t.set_capacity(n);
             o.capacity = n.min(SLOTS);
@@ -641,7 +641,7 @@ fn apply(t: &SlotTable, o: &mut Oracle, op: Op) {
         Op::Bare(n) => o.bare(t, n),
         Op::Thread(n) => THREAD.set(n),
         Op::Look(n) => {
-            let mut places = vec![Place::default(); n];
+            let mut places = vec![SlotRef::default(); n];
             let got = t.oldest(&mut places);
             let all: Vec<u32> = places[..got].iter().map(|p| p.slot()).collect();
             assert!(o.fifo.iter().take(n).eq(&all));

@@ -4,11 +4,11 @@ use core::cell::Cell;
 
 use canvas_types::layout::NODES_MAX;
 use canvas_types::sync::{AtomicI64, AtomicU8, AtomicU64, Ordering, Threads};
-use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
+use canvas_types::{ExtentRef, PAGE_SIZE, PageBuf, SwapEntry};
 
 use super::journal::Journal;
-use super::nodes::{NodeSlabs, Nodes, OfNode};
-use super::types::{LoadError, Placed, PoolArrays, Releaser, STORED_MAX, SlotMem, stored_len};
+use super::nodes::{NodeBudget, NodeSlabs, Nodes};
+use super::types::{CopyTarget, LoadError, PoolArrays, Releaser, STORED_MAX, SlotMem, stored_len};
 use crate::swap::classes::{HEADER_BYTES, RAW_CLASS};
 use crate::swap::codec::Lz;
 use crate::swap::delta;
@@ -111,8 +111,8 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
     }
 
     /// The limit of a node.
-    pub(super) fn of_node(&self, node: usize) -> OfNode<'_, B> {
-        OfNode {
+    pub(super) fn node_budget(&self, node: usize) -> NodeBudget<'_, B> {
+        NodeBudget {
             budget: &self.budget,
             node,
             charged: Cell::new(false),
@@ -128,7 +128,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
                 .nodes
                 .used()
                 .get(node)
-                .is_some_and(|slots| slots.free(slot, &self.of_node(node), &memory)),
+                .is_some_and(|slots| slots.free(slot, &self.node_budget(node), &memory)),
         }
     }
 
@@ -181,7 +181,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
     /// otherwise a new one. The old copy may be overwritten at once: while its page's new content is in the swap cache,
     /// everybody reads that, and the old copy is stale. On `None` the entry is empty; but with
     /// [`LocalPool::keeping_old`] it is unchanged.
-    pub(super) fn place(&self, entry: SwapEntry, old: Record, class: usize) -> Option<Placed> {
+    pub(super) fn place(&self, entry: SwapEntry, old: Record, class: usize) -> Option<CopyTarget> {
         let reused = match old {
             Record::Stored { slot, len, .. }
                 if slot.class() == class && self.nodes.of(slot).is_none() =>
@@ -193,7 +193,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         if reused.is_none()
             && let Some(slot) = self.slots.alloc(class, &self.budget)
         {
-            return Some(Placed::Beside(slot));
+            return Some(CopyTarget::Beside(slot));
         }
         // Without a slab for the right size, use a larger slot, or one on a node: the old one, or any.
         let reused = reused.or(match old {
@@ -203,10 +203,10 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         if let Some((slot, len)) = reused {
             self.stored_bytes
                 .fetch_sub(stored_len(len), Ordering::Relaxed);
-            return Some(Placed::Over(slot));
+            return Some(CopyTarget::Over(slot));
         }
         if self.keeps_old {
-            return self.slots.alloc_larger(class).map(Placed::Beside);
+            return self.slots.alloc_larger(class).map(CopyTarget::Beside);
         }
         // The stale copy may have been its slab's last: then the slab can serve the new class.
         self.entries.set(entry, Record::Empty);
@@ -214,7 +214,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
         self.slots
             .alloc(class, &self.budget)
             .or_else(|| self.slots.alloc_larger(class))
-            .map(Placed::Instead)
+            .map(CopyTarget::Instead)
     }
 
     /// Frees what a record names.
@@ -227,10 +227,10 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
                         .fetch_sub(stored_len(len), Ordering::Relaxed);
                 }
                 if let Some(place) = home {
-                    self.budget.deep_gone(place);
+                    self.budget.drop_extent_ref(place);
                 }
             }
-            Record::Deep(place) => self.budget.deep_gone(place),
+            Record::InFarTier(place) => self.budget.drop_extent_ref(place),
             _ => {}
         }
     }
@@ -245,7 +245,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
     }
 
     /// The place in far memory of a copy in the pool, if it has one.
-    pub(super) fn home(&self, record: Record) -> Option<DeepPlace> {
+    pub(super) fn home(&self, record: Record) -> Option<ExtentRef> {
         let Record::Stored {
             slot,
             len,
@@ -255,12 +255,12 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
             return None;
         };
         let place = self.home_at(slot, len);
-        debug_assert!(place.is_some(), "written when it was raised");
+        debug_assert!(place.is_some(), "written when it was promoted");
         place
     }
 
     /// The place that is stored with a slot.
-    pub(super) fn home_at(&self, slot: SlotId, len: u16) -> Option<DeepPlace> {
+    pub(super) fn home_at(&self, slot: SlotId, len: u16) -> Option<ExtentRef> {
         let mut bytes = [0; HOME_BYTES];
         self.mem.copy_out(self.home_offset(slot, len), &mut bytes);
         Record::home_of(bytes)
@@ -268,20 +268,23 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
 
     /// The entry's record is no longer needed.
     pub(super) fn drop_record(&self, entry: SwapEntry, old: Record) {
-        self.forget_deep(entry, old);
+        self.forget_digest(entry, old);
         self.free_slot(old);
     }
 
     /// Forgets the digest of the entry's copy in far memory, if it has one.
-    fn forget_deep(&self, entry: SwapEntry, old: Record) {
-        if matches!(old, Record::Deep(_) | Record::Stored { home: true, .. }) {
+    fn forget_digest(&self, entry: SwapEntry, old: Record) {
+        if matches!(
+            old,
+            Record::InFarTier(_) | Record::Stored { home: true, .. }
+        ) {
             self.digests.forget(entry);
         }
     }
 
     /// The entry's copy is about to change: forgets one in far memory, which is stale. Returns the remaining record.
-    pub(super) fn only_here(&self, entry: SwapEntry, old: Record) -> Record {
-        self.forget_deep(entry, old);
+    pub(super) fn drop_home(&self, entry: SwapEntry, old: Record) -> Record {
+        self.forget_digest(entry, old);
         let (Some(place), Record::Stored { slot, len, .. }) = (self.home(old), old) else {
             return old;
         };
@@ -291,7 +294,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
             home: false,
         };
         self.entries.set(entry, alone);
-        self.budget.deep_gone(place);
+        self.budget.drop_extent_ref(place);
         alone
     }
 
@@ -299,7 +302,7 @@ impl<'a, L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'a, L, M, B> {
     pub(super) fn is_copy(&self, entry: SwapEntry, old: Record, digest: &Hash) -> bool {
         match old {
             Record::Stored { .. } => self.stored_hash(old).is_some_and(|h| same(&h, digest)),
-            Record::Deep(_) => self.digests.is(entry, digest),
+            Record::InFarTier(_) => self.digests.is(entry, digest),
             _ => false,
         }
     }

@@ -61,14 +61,14 @@ impl<'a> Nodes<'a> {
 }
 
 /// The limit of one node.
-pub(super) struct OfNode<'b, B> {
+pub(super) struct NodeBudget<'b, B> {
     pub(super) budget: &'b B,
     pub(super) node: usize,
     /// Whether a slab was charged.
     pub(super) charged: Cell<bool>,
 }
 
-impl<B: PoolBudget> PoolBudget for OfNode<'_, B> {
+impl<B: PoolBudget> PoolBudget for NodeBudget<'_, B> {
     fn charge(&self, bytes: i64) -> bool {
         let ok = self.budget.charge_node(self.node, bytes);
         self.charged.set(self.charged.get() || ok && bytes > 0);

@@ -5,18 +5,18 @@
 //! overwrite of an old copy is first recorded in the journal. So an entry names its previous copy or its new one, and
 //! never another's.
 //!
-//! Call [`LocalPool::redo`], then [`LocalPool::adopt`] for each entry, then [`LocalPool::settle`]; nothing else may be
-//! called before.
+//! Call [`LocalPool::redo`], then [`LocalPool::adopt`] for each entry, then [`LocalPool::finish_recovery`]; nothing
+//! else may be called before.
 
 use canvas_types::sync::Ordering;
-use canvas_types::{DeepPlace, PAGE_SIZE, SwapEntry};
+use canvas_types::{ExtentRef, PAGE_SIZE, SwapEntry};
 
 use super::copies::LocalPool;
 use super::types::{PastBound, Releaser, SlotMem, stored_len};
 use crate::swap::classes::{CLASS_BYTES, COMPRESSED_MAX, HEADER_BYTES, RAW_CLASS};
 use crate::swap::codec::Lz;
 use crate::swap::entry::{HOME_BYTES, Record};
-use crate::swap::extent::is_place;
+use crate::swap::extent::is_valid_ref;
 use crate::swap::slots::{Claimed, PoolBudget, SlotId};
 
 /// What an entry contained.
@@ -27,14 +27,14 @@ pub enum Adopted {
     /// One repeated value.
     SameFilled,
     /// A copy in the pool, and its place in far memory, if it has one there as well.
-    Here(Option<DeepPlace>),
+    InPool(Option<ExtentRef>),
     /// A copy in far memory.
-    Beyond(DeepPlace),
+    InFarTier(ExtentRef),
     /// Nothing valid: it is [`Record::Lost`] from now on.
     Lost,
     /// The slot of an entry that was adopted before: this one is [`Record::Lost`] from now on, and since nobody can
     /// tell whose copy it is, the other one must be, too ([`LocalPool::disown`]).
-    Twice(SlotId),
+    Duplicate(SlotId),
 }
 
 impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
@@ -70,8 +70,8 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
             Record::Free | Record::Empty => Adopted::Nothing,
             Record::SameFilled(_) => Adopted::SameFilled,
             Record::Lost => Adopted::Lost,
-            Record::Deep(place) if is_place(place) => Adopted::Beyond(place),
-            Record::Deep(_) => lost(),
+            Record::InFarTier(place) if is_valid_ref(place) => Adopted::InFarTier(place),
+            Record::InFarTier(_) => lost(),
             Record::Stored { slot, len, home } => {
                 if !self.makes_sense(slot, len, home) {
                     return lost();
@@ -79,7 +79,7 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
                 let mut place = None;
                 if home {
                     let home = self.home_at(slot, len);
-                    place = home.filter(|home| home.len == len && is_place(*home));
+                    place = home.filter(|home| home.len == len && is_valid_ref(*home));
                     if place.is_none() {
                         return lost();
                     }
@@ -88,11 +88,11 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
                     Claimed::Yes => {
                         self.stored_bytes
                             .fetch_add(stored_len(len), Ordering::Relaxed);
-                        Adopted::Here(place)
+                        Adopted::InPool(place)
                     }
                     Claimed::Before => {
                         lost();
-                        Adopted::Twice(slot)
+                        Adopted::Duplicate(slot)
                     }
                     Claimed::Never => lost(),
                 }
@@ -100,7 +100,8 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         }
     }
 
-    /// Marks the entry as lost: its copy cannot be told from another's ([`Adopted::Twice`]), or is at an invalid place.
+    /// Marks the entry as lost: its copy cannot be told from another's ([`Adopted::Duplicate`]), or is at an invalid
+    /// place.
     pub fn disown(&self, entry: SwapEntry) {
         if let Record::Stored { slot, len, .. } = self.entries.get(entry) {
             self.slots.disclaim_slot(slot);
@@ -111,9 +112,9 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
     }
 
     /// All entries are adopted: everything that none of them names becomes free.
-    pub fn settle(&self) {
+    pub fn finish_recovery(&self) {
         self.slots
-            .settle(&PastBound(&self.budget), &Releaser(&self.mem));
+            .rebuild(&PastBound(&self.budget), &Releaser(&self.mem));
     }
 
     /// Whether a copy of `len` bytes can be in this slot.

@@ -2,13 +2,13 @@
 
 use canvas_types::layout::NODES_MAX;
 use canvas_types::sync::{Ordering, RawGuard};
-use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
+use canvas_types::{ExtentRef, PAGE_SIZE, PageBuf, SwapEntry};
 
 use super::copies::LocalPool;
 use super::nodes::NODE_PAGE_BYTES;
 use super::types::{
-    EntryFrom, Kind, LoadError, Outcome, PastBound, PoolStats, Releaser, Sank, Scratch, SlotMem,
-    Spared, StoreError, stored_len,
+    EntryFrom, FreedCopy, Kind, LoadError, NodeDemotion, Outcome, PastBound, PoolStats, Releaser,
+    Scratch, SlotMem, StoreError, stored_len,
 };
 use crate::swap::classes::{CLASS_BYTES, CLASSES, HEADER_BYTES, RAW_CLASS, class_for};
 use crate::swap::codec::{Content, Lz, classify, fill};
@@ -42,7 +42,7 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
                 }
                 self.load_slot(slot, len as usize, out, &mut scratch.stored)
             }
-            Record::Deep(place) => Err(LoadError::Deep(place)),
+            Record::InFarTier(place) => Err(LoadError::InFarTier(place)),
         }
     }
 
@@ -160,14 +160,14 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
     }
 
     /// The place in far memory of a copy in the pool; `None` when it has none.
-    pub fn home_place(&self, entry: SwapEntry) -> Option<DeepPlace> {
+    pub fn home_ref(&self, entry: SwapEntry) -> Option<ExtentRef> {
         self.home(self.entries.get(entry))
     }
 
     /// The place of a copy that is only in far memory; `None` when the entry has none there.
-    pub fn deep_place(&self, entry: SwapEntry) -> Option<DeepPlace> {
+    pub fn extent_ref(&self, entry: SwapEntry) -> Option<ExtentRef> {
         match self.entries.get(entry) {
-            Record::Deep(place) => Some(place),
+            Record::InFarTier(place) => Some(place),
             _ => None,
         }
     }
@@ -194,14 +194,14 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
 
     /// Demotes the copy in the pool, which is at `place` as well, with this hash: frees its slot. False, with nothing
     /// changed, when the entry holds another copy by now.
-    pub fn demote(&self, entry: SwapEntry, digest: &Hash, place: DeepPlace) -> bool {
+    pub fn demote(&self, entry: SwapEntry, digest: &Hash, place: ExtentRef) -> bool {
         let old = self.entries.get(entry);
         if !matches!(old, Record::Stored { len, .. } if len == place.len)
             || !self.stored_hash(old).is_some_and(|h| same(&h, digest))
         {
             return false;
         }
-        self.entries.set(entry, Record::Deep(place));
+        self.entries.set(entry, Record::InFarTier(place));
         self.free_slot(old);
         true
     }
@@ -217,7 +217,7 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         if let Some(hash) = self.stored_hash(old) {
             self.digests.put(entry, &hash);
         }
-        self.entries.set(entry, Record::Deep(place));
+        self.entries.set(entry, Record::InFarTier(place));
         self.free_slot(Record::Stored {
             slot,
             len,
@@ -228,24 +228,24 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
 
     /// Frees the slot of a page that is in local memory. A copy in far memory stays, since it takes no slot, so that
     /// the page is still known to be clean.
-    pub fn spare(&self, entry: SwapEntry) -> Spared {
+    pub fn free_cached_copy(&self, entry: SwapEntry) -> FreedCopy {
         if let Some(bytes) = self.demote_home(entry) {
-            return Spared::Sunk(bytes);
+            return FreedCopy::Demoted(bytes);
         }
         let old = self.entries.get(entry);
         let Record::Stored { slot, .. } = old else {
-            return Spared::Nothing;
+            return FreedCopy::Nothing;
         };
         self.entries.set(entry, Record::Empty);
         self.drop_record(entry, old);
-        Spared::Dropped(CLASS_BYTES[slot.class()] as usize)
+        FreedCopy::Dropped(CLASS_BYTES[slot.class()] as usize)
     }
 
     /// Promotes the copy at `place` into the pool; `stored` is its content, hash and payload. `keeps`: the entry keeps
     /// naming the place as well, so that the copy can leave the pool again without a write
     /// ([`LocalPool::demote_home`]). False, with nothing changed, when the entry holds another copy by now, or the pool
     /// is full.
-    pub fn promote(&self, entry: SwapEntry, place: DeepPlace, stored: &[u8], keeps: bool) -> bool {
+    pub fn promote(&self, entry: SwapEntry, place: ExtentRef, stored: &[u8], keeps: bool) -> bool {
         self.promote_on(&self.budget, entry, place, stored, keeps)
     }
 
@@ -255,13 +255,13 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
     pub fn vacate(
         &self,
         entry: SwapEntry,
-        place: DeepPlace,
+        place: ExtentRef,
         stored: &[u8],
         past_bound: bool,
     ) -> bool {
         let old = self.entries.get(entry);
         if self.home(old) == Some(place) {
-            self.only_here(entry, old);
+            self.drop_home(entry, old);
             return true;
         }
         if past_bound {
@@ -275,13 +275,13 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         &self,
         budget: &impl PoolBudget,
         entry: SwapEntry,
-        place: DeepPlace,
+        place: ExtentRef,
         stored: &[u8],
         keeps: bool,
     ) -> bool {
         let old = self.entries.get(entry);
         let len = place.len as usize;
-        if old != Record::Deep(place) || stored.len() != HEADER_BYTES + len {
+        if old != Record::InFarTier(place) || stored.len() != HEADER_BYTES + len {
             return false;
         }
         let class = if len == PAGE_SIZE {
@@ -359,23 +359,23 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
     /// Releases the nodes' empty slabs.
     pub fn trim_nodes(&self) {
         for (node, slots) in self.nodes.used().iter().enumerate() {
-            slots.trim(&self.of_node(node), &Releaser(&self.mem));
+            slots.trim(&self.node_budget(node), &Releaser(&self.mem));
         }
     }
 
     /// Moves a copy from its node into the pool, verified and compressed.
-    pub fn sink_node(&self, entry: SwapEntry, scratch: &mut Scratch) -> Sank {
+    pub fn demote_from_node(&self, entry: SwapEntry, scratch: &mut Scratch) -> NodeDemotion {
         let old = self.entries.get(entry);
         let Record::Stored { slot, len, .. } = old else {
-            return Sank::NotThis;
+            return NodeDemotion::NotThis;
         };
         if self.nodes.of(slot).is_none() {
-            return Sank::NotThis;
+            return NodeDemotion::NotThis;
         }
         let Scratch { lz, base, stored } = scratch;
         let loaded = self.load_slot(slot, usize::from(len), base, stored);
         let (Ok(()), Some(digest)) = (loaded, self.stored_hash(old)) else {
-            return Sank::NotThis;
+            return NodeDemotion::NotThis;
         };
         let (kind, len) = self.compress(base, stored, lz);
         let class = match kind {
@@ -384,11 +384,11 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         };
         let room = self.slots.alloc(class, &self.budget);
         let Some(room) = room.or_else(|| self.slots.alloc_larger(class)) else {
-            return Sank::NoRoom;
+            return NodeDemotion::NoRoom;
         };
         self.put(entry, room, &digest, kind, len, base, stored);
         self.free_slot(old);
-        Sank::Yes
+        NodeDemotion::Yes
     }
 
     /// The node of the entry's copy, by its index among the pool's nodes.

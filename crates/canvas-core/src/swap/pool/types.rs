@@ -1,14 +1,14 @@
 //! What a pool is made of, and what its calls return.
 
 use canvas_types::sync::{AtomicI64, AtomicU64};
-use canvas_types::{DeepPlace, PAGE_SIZE, PageBuf, SwapEntry};
+use canvas_types::{ExtentRef, PAGE_SIZE, PageBuf, SwapEntry};
 
 use crate::swap::classes::{COMPRESSED_MAX, HEADER_BYTES};
 use crate::swap::slots::{PoolBudget, SlabRelease, SlotId};
 use canvas_types::LzScratch;
 
-/// The region of memory that holds the slots: at least [`crate::swap::classes::region_bytes`] for the pool's slabs, backed
-/// only where it is written. Ranges in use by concurrent calls never overlap.
+/// The region of memory that holds the slots: at least [`crate::swap::classes::region_bytes`] for the pool's slabs,
+/// backed only where it is written. Ranges in use by concurrent calls never overlap.
 pub trait SlotMem {
     /// Copies `dst.len()` bytes out, from offset `off`.
     fn copy_out(&self, off: usize, dst: &mut [u8]);
@@ -77,8 +77,9 @@ pub enum LoadError {
     Verify,
     /// The entry holds no far copy (reserved only, or not allocated): a bug of the caller.
     NoCopy,
-    /// The copy is not in the pool: the caller reads the extent, and completes the load with [`super::LocalPool::decode`].
-    Deep(DeepPlace),
+    /// The copy is not in the pool: the caller reads the extent, and completes the load with
+    /// [`super::LocalPool::decode`].
+    InFarTier(ExtentRef),
 }
 
 /// How a page was stored.
@@ -139,13 +140,13 @@ pub enum StoreError {
     NoEntry,
 }
 
-/// What happened to a copy that was only a cache ([`super::LocalPool::spare`]).
+/// What happened to a copy that was only a cache ([`super::LocalPool::free_cached_copy`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Spared {
+pub enum FreedCopy {
     /// Nothing: it has no slot in the pool.
     Nothing,
     /// The copy in far memory is left; this many bytes of slots were freed.
-    Sunk(usize),
+    Demoted(usize),
     /// There is no far copy any more, the entry stays reserved; this many bytes of slots were freed.
     Dropped(usize),
 }
@@ -186,9 +187,9 @@ pub struct PoolArrays<'a> {
     pub digests: &'a [AtomicU64],
 }
 
-/// Result of demoting a page from a node ([`super::LocalPool::sink_node`]).
+/// Result of demoting a page from a node ([`super::LocalPool::demote_from_node`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Sank {
+pub enum NodeDemotion {
     /// The copy is in the pool now.
     Yes,
     /// The pool has no room for it: it stays.
@@ -205,7 +206,7 @@ pub(super) fn stored_len(payload: u16) -> i64 {
 
 /// Where a page's new copy goes.
 #[derive(Clone, Copy)]
-pub(super) enum Placed {
+pub(super) enum CopyTarget {
     /// To a new slot; the old copy is there until the entry names the new one.
     Beside(SlotId),
     /// Over the old copy.

@@ -4,7 +4,7 @@ use canvas_types::sync::Ordering;
 use canvas_types::{PAGE_SIZE, PageBuf, SwapEntry, score};
 
 use super::copies::{LocalPool, REWRITES};
-use super::types::{Kind, Placed, Releaser, STORED_MAX, Scratch, SlotMem, stored_len};
+use super::types::{CopyTarget, Kind, Releaser, STORED_MAX, Scratch, SlotMem, stored_len};
 use crate::swap::classes::{CLASS_BYTES, COMPRESSED_MAX, HEADER_BYTES, RAW_CLASS, class_for};
 use crate::swap::codec::Lz;
 use crate::swap::delta::{self, Delta};
@@ -43,7 +43,7 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         digest: &Hash,
         scratch: &mut Scratch,
     ) -> Option<(Kind, bool)> {
-        let old = self.only_here(entry, old);
+        let old = self.drop_home(entry, old);
         if self.nodes.are_there()
             && let Some(slot_taken) = self.write_to_node(entry, old, page, digest)
         {
@@ -59,11 +59,12 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
             _ => class_for(HEADER_BYTES + len),
         };
         let placed = self.place(entry, old, class)?;
-        let (Placed::Beside(slot) | Placed::Over(slot) | Placed::Instead(slot)) = placed;
+        let (CopyTarget::Beside(slot) | CopyTarget::Over(slot) | CopyTarget::Instead(slot)) =
+            placed;
         let stored = &mut scratch.stored;
         let put = |stored| self.put(entry, slot, digest, kind, len, page, stored);
         match placed {
-            Placed::Over(_) => {
+            CopyTarget::Over(_) => {
                 let record = Record::Stored {
                     slot,
                     len: len as u16,
@@ -75,12 +76,12 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
                 put(stored);
                 noted.done();
             }
-            Placed::Beside(_) => {
+            CopyTarget::Beside(_) => {
                 put(stored);
                 // Free it only now that no entry names it: its next owner may write to it at once.
                 self.free_slot(old);
             }
-            Placed::Instead(_) => put(stored),
+            CopyTarget::Instead(_) => put(stored),
         }
         let in_place = matches!(old, Record::Stored { slot: before, .. } if before == slot);
         Some((kind, !in_place))
@@ -116,7 +117,7 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         if self.budget.node_is_over(node) {
             return None;
         }
-        let (slots, budget) = (&self.nodes.slots[node], self.of_node(node));
+        let (slots, budget) = (&self.nodes.slots[node], self.node_budget(node));
         let slot = slots.alloc(RAW_CLASS, &budget)?;
         self.put_raw(slot, page, digest);
         if budget.charged.get() && !self.budget.lies_on_node(node, slot.offset()) {

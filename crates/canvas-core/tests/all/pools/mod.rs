@@ -8,7 +8,7 @@ use canvas_core::swap::pool::NodeSlabs;
 use canvas_core::swap::slots::SLAB_WORDS;
 use canvas_core::swap::{Chosen, LocalPool, Lz, LzScratch, PoolArrays, PoolBudget, SlotMem};
 use canvas_types::sync::{AtomicBool, AtomicI64, AtomicU64, Ordering, Threads};
-use canvas_types::{Codec, DeepPlace, PAGE_SIZE, PageBuf};
+use canvas_types::{Codec, ExtentRef, PAGE_SIZE, PageBuf};
 use std::sync::Mutex;
 
 /// lz4 in safe Rust.
@@ -58,7 +58,7 @@ pub struct Budget {
     pub used: AtomicI64,
     pub limit: AtomicI64,
     /// Extents of far copies that are no longer needed, one for each page.
-    pub deep_gone: Mutex<Vec<u32>>,
+    pub dropped_refs: Mutex<Vec<u32>>,
     /// The limits of nodes.
     pub node_used: [AtomicI64; NODES],
     pub node_limit: [AtomicI64; NODES],
@@ -77,7 +77,7 @@ impl Budget {
         Budget {
             used: AtomicI64::new(0),
             limit: AtomicI64::new(limit),
-            deep_gone: Mutex::default(),
+            dropped_refs: Mutex::default(),
             node_used: Default::default(),
             node_limit: Default::default(),
             elsewhere: AtomicBool::new(false),
@@ -99,8 +99,8 @@ impl PoolBudget for Budget {
         self.used.fetch_add(bytes, Ordering::Relaxed);
         true
     }
-    fn deep_gone(&self, place: DeepPlace) {
-        self.deep_gone.lock().unwrap().push(place.extent);
+    fn drop_extent_ref(&self, place: ExtentRef) {
+        self.dropped_refs.lock().unwrap().push(place.extent);
     }
     fn charge_node(&self, node: usize, bytes: i64) -> bool {
         let used = &self.node_used[node];

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::replicas::{DonorView, GiveUp, Held, Policy, Replica, Standing, give_up, whole};
+use crate::replicas::{ConnectionState, DonorView, GiveUp, Held, Policy, Replica, give_up, whole};
 
 const EXTENT: usize = 32 << 10;
 
@@ -38,7 +38,7 @@ proptest! {
         prop_assert!(shard % GRAIN == 0 && shard * code.data() >= EXTENT);
         prop_assert!(shard * code.data() < EXTENT + GRAIN * code.data());
         let mut at = range.start;
-        for place in code.places(EXTENT, range.clone()) {
+        for place in code.shard_ranges(EXTENT, range.clone()) {
             prop_assert!(place.shard < code.data() && place.range.end <= shard);
             prop_assert_eq!(place.shard * shard + place.range.start, at);
             at += place.range.len();
@@ -84,9 +84,9 @@ proptest! {
         let bit = |bits: u32, donor: usize| bits & 1 << donor != 0;
         let donors: Vec<DonorView> = (0..slab.replicas.len())
             .map(|donor| DonorView {
-                standing: match bit(up, donor) || !bit(up, 20) {
-                    true => Standing::Up,
-                    false => Standing::Down { since_ns: 0 },
+                connection: match bit(up, donor) || !bit(up, 20) {
+                    true => ConnectionState::Up,
+                    false => ConnectionState::Down { since_ns: 0 },
                 },
                 pressure: false,
                 free_bytes: 0,
@@ -103,7 +103,7 @@ proptest! {
                 prop_assert!(can_give(holder.donor));
                 prop_assert_eq!(slab.replicas[holder.donor].shard, holder.shard);
                 prop_assert_eq!(slab.replicas[holder.donor].handle, holder.handle);
-                gather.asked(holder, true);
+                gather.on_sent(holder, true);
                 prop_assert!(!awaited.contains(&holder.donor));
                 awaited.push(holder.donor);
             }
@@ -138,13 +138,13 @@ proptest! {
                 }
                 1 => {
                     awaited.remove(at);
-                    prop_assert_eq!(gather.answered(donor, false), None);
+                    prop_assert_eq!(gather.on_answer(donor, false), None);
                     failed |= 1 << donor;
                 }
                 _ => {
                     awaited.remove(at);
                     let shard = slab.replicas[donor].shard;
-                    prop_assert_eq!(gather.answered(donor, true), Some(shard));
+                    prop_assert_eq!(gather.on_answer(donor, true), Some(shard));
                     got |= 1 << shard;
                 }
             }
@@ -157,10 +157,10 @@ proptest! {
 fn two_donors_of_one_shard_count_once() {
     let code = Code::new(2, 1).unwrap();
     let view = |up: bool| DonorView {
-        standing: if up {
-            Standing::Up
+        connection: if up {
+            ConnectionState::Up
         } else {
-            Standing::Down { since_ns: 0 }
+            ConnectionState::Down { since_ns: 0 }
         },
         pressure: false,
         free_bytes: 0,
@@ -189,12 +189,14 @@ fn two_donors_of_one_shard_count_once() {
     slab.replicas.push(again);
     assert!(slab.due(&donors[..], policy, 0).degraded);
     assert_eq!(slab.to_ask(&donors[..], policy, 0), 0);
-    assert_eq!(slab.let_go(&donors[..], policy, || true, 0), None);
+    assert_eq!(slab.remove_surplus(&donors[..], policy, || true, 0), None);
     donors[1] = view(true);
     // It is back, and the other one has nothing yet: that one is too many.
-    let given = slab.let_go(&donors[..], policy, || true, 0).unwrap();
+    let given = slab
+        .remove_surplus(&donors[..], policy, || true, 0)
+        .unwrap();
     assert_eq!(given.donor, 3);
-    assert_eq!(slab.let_go(&donors[..], policy, || true, 0), None);
+    assert_eq!(slab.remove_surplus(&donors[..], policy, || true, 0), None);
 }
 
 /// A slab in copies stays in copies when the policy changes to shards, with enough of them that as many donors may die.

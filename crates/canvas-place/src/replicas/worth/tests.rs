@@ -2,15 +2,15 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::replicas::map::Gaps;
-use crate::replicas::{Code, DonorView, Standing};
+use crate::replicas::{Code, ConnectionState, DonorView};
 
 fn view(up: bool) -> DonorView {
-    let standing = match up {
-        true => Standing::Up,
-        false => Standing::Down { since_ns: 0 },
+    let connection = match up {
+        true => ConnectionState::Up,
+        false => ConnectionState::Down { since_ns: 0 },
     };
     DonorView {
-        standing,
+        connection,
         pressure: false,
         free_bytes: 1 << 30,
         suspect: false,
@@ -30,9 +30,9 @@ fn slab_at(donors: usize) -> Slab {
 fn settle(entry: &mut Slab, number: u32, donors: &[DonorView], policy: Policy) -> Vec<Worth> {
     for _ in 0..4 {
         for (donor, _, worth) in entry.worths(number, donors, policy, 0) {
-            let told = &mut entry.at(donor).unwrap().told;
-            told.tell(worth);
-            told.answered(true, 0);
+            let told = &mut entry.at(donor).unwrap().reported;
+            told.on_sent(worth);
+            told.on_answer(true, 0);
         }
     }
     assert_eq!(
@@ -40,7 +40,11 @@ fn settle(entry: &mut Slab, number: u32, donors: &[DonorView], policy: Policy) -
         [],
         "it comes to rest"
     );
-    entry.replicas.iter().map(|c| c.told.said).collect()
+    entry
+        .replicas
+        .iter()
+        .map(|c| c.reported.confirmed)
+        .collect()
 }
 
 #[test]
@@ -52,7 +56,7 @@ fn one_of_two_copies_is_kept_and_each_donor_has_some_to_free() {
     // After a new agent took over, the spare one's donor is notified only when the kept one's has confirmed.
     let mut anew = slab_at(2);
     for replica in &mut anew.replicas {
-        replica.told = Told::unknown();
+        replica.reported = ReportedWorth::unknown();
     }
     assert_eq!(anew.worths(0, &donors[..], policy, 0), [(0, 100, Kept)]);
     assert_eq!(settle(&mut anew, 0, &donors, policy), [Kept, Spare]);
@@ -119,12 +123,12 @@ fn as_many_shards_are_kept_as_the_code_needs() {
 fn who_refuses_is_told_again_later() {
     let mut entry = slab_at(2);
     let (donors, policy) = ([view(true); 2], Policy::new(2, false));
-    entry.replicas[0].told.tell(Worth::Kept);
+    entry.replicas[0].reported.on_sent(Worth::Kept);
     assert_eq!(
         entry.worths(0, &donors[..], policy, 0)[..],
         [(1, 101, Worth::Spare)]
     );
-    entry.replicas[0].told.answered(false, 500);
+    entry.replicas[0].reported.on_answer(false, 500);
     let told = |entry: &Slab, now_ns| {
         let all = entry.worths(0, &donors[..], policy, now_ns);
         all.contains(&(0, 100, Worth::Kept))
@@ -190,16 +194,16 @@ proptest! {
                 Step::Tick => {
                     for (donor, _, worth) in entry.worths(number, &donors[..], policy, 0) {
                         prop_assert!(under_way[donor].replace(worth).is_none());
-                        entry.at(donor).unwrap().told.tell(worth);
+                        entry.at(donor).unwrap().reported.on_sent(worth);
                     }
-                    entry.let_go_of_disk(&donors[..], policy, 0);
+                    entry.drop_disk_copy(&donors[..], policy, 0);
                 }
                 Step::Heard(d) | Step::Unconfirmed(d) | Step::Lost(d) => {
                     let Some(worth) = under_way.get_mut(d).and_then(Option::take) else { continue };
                     if !matches!(step, Step::Lost(_)) {
                         believes[d] = worth;
                     }
-                    entry.replicas[d].told.answered(matches!(step, Step::Heard(_)), 0);
+                    entry.replicas[d].reported.on_answer(matches!(step, Step::Heard(_)), 0);
                 }
                 Step::Up(d, up) if d < n => donors[d] = view(up),
                 Step::Leaving(d, is) if d < n => {
@@ -207,7 +211,7 @@ proptest! {
                 }
                 Step::Anew => {
                     under_way.fill(None);
-                    entry.replicas.iter_mut().for_each(|c| c.told = Told::unknown());
+                    entry.replicas.iter_mut().for_each(|c| c.reported = ReportedWorth::unknown());
                 }
                 Step::Disk(is) if !is_coded => policy.disk = is,
                 Step::Copied if policy.disk => {
@@ -224,7 +228,7 @@ proptest! {
         donors.fill(view(true));
         for d in 0..n {
             entry.replicas[d].leaving = None;
-            entry.replicas[d].told.answered(false, 0);
+            entry.replicas[d].reported.on_answer(false, 0);
         }
         let told = settle(&mut entry, number, &donors, policy);
         let spare = told.iter().filter(|w| **w == Worth::Spare).count();

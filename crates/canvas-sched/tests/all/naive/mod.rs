@@ -20,7 +20,7 @@ pub struct Waiting {
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Place {
+enum FlowState {
     Idle,
     Ready(u128, u64),
     Held(u64, u64),
@@ -30,7 +30,7 @@ enum Place {
 struct Flow {
     tenant: u64,
     link: usize,
-    place: Place,
+    state: FlowState,
     finish: u128,
     owed: u64,
     lead: i64,
@@ -118,11 +118,11 @@ impl Naive {
             limits: [limit(reads), limit(writes)],
         });
         for link in 0..self.clocks.len() {
-            let place = Place::Idle;
+            let state = FlowState::Idle;
             self.flows.push(Flow {
                 tenant: id,
                 link,
-                place,
+                state,
                 finish: 0,
                 owed: 0,
                 lead: 0,
@@ -134,7 +134,7 @@ impl Naive {
     pub fn set_weight(&mut self, id: u64, weight: u32) {
         self.tenants.iter_mut().find(|t| t.id == id).unwrap().weight = weight;
         for f in 0..self.flows.len() {
-            if self.flows[f].tenant == id && matches!(self.flows[f].place, Place::Held(..)) {
+            if self.flows[f].tenant == id && matches!(self.flows[f].state, FlowState::Held(..)) {
                 self.ready(f);
             }
         }
@@ -173,13 +173,13 @@ impl Naive {
         let nobody = !self
             .flows
             .iter()
-            .any(|g| g.link == link && matches!(g.place, Place::Ready(..)));
+            .any(|g| g.link == link && matches!(g.state, FlowState::Ready(..)));
         if nobody && self.busy(link) == 0 {
             self.clocks[link] = self.clocks[link].max(self.finishes[link]);
         }
         self.order += 1;
         let start = self.flows[f].finish.max(self.earliest(f));
-        self.flows[f].place = Place::Ready(start, self.order);
+        self.flows[f].state = FlowState::Ready(start, self.order);
     }
 
     /// The earliest turn of a flow.
@@ -187,7 +187,7 @@ impl Naive {
         let flow = &self.flows[f];
         let weight = u128::from(self.tenant(flow.tenant).weight);
         let others = self.flows.iter().enumerate().filter(|(g, other)| {
-            *g != f && other.link == flow.link && matches!(other.place, Place::Ready(..))
+            *g != f && other.link == flow.link && matches!(other.state, FlowState::Ready(..))
         });
         let others: u128 = others
             .map(|(_, other)| u128::from(self.tenant(other.tenant).weight))
@@ -213,12 +213,12 @@ impl Naive {
         if bytes > 0 {
             self.used[link].0 = Some(tenant);
         }
-        if bytes > 0 && matches!(self.flows[f].place, Place::Ready(..)) {
+        if bytes > 0 && matches!(self.flows[f].state, FlowState::Ready(..)) {
             self.order += 1;
-            self.flows[f].place = Place::Ready(finish, self.order);
+            self.flows[f].state = FlowState::Ready(finish, self.order);
         }
         let waits = |(g, flow): (usize, &Flow)| {
-            g != f && flow.link == link && matches!(flow.place, Place::Ready(..))
+            g != f && flow.link == link && matches!(flow.state, FlowState::Ready(..))
         };
         let others = self.flows.iter().enumerate().any(waits);
         others.then(|| (finish.saturating_sub(clock) * u128::from(weight) / BYTE) as u64)
@@ -236,9 +236,9 @@ impl Naive {
         let f = self.flow(w.tenant, w.link);
         let first = self.of(f, w.class).next().is_none();
         self.waiting.push(w);
-        match self.flows[f].place {
-            Place::Idle => self.ready(f),
-            Place::Held(..) if first => self.ready(f),
+        match self.flows[f].state {
+            FlowState::Idle => self.ready(f),
+            FlowState::Held(..) if first => self.ready(f),
             _ => {}
         }
     }
@@ -249,13 +249,13 @@ impl Naive {
         let alike = |v: &Waiting| (v.tenant, v.link, v.class) == (w.tenant, w.link, w.class);
         let at = self.waiting.iter().position(alike);
         self.waiting.insert(at.unwrap_or(self.waiting.len()), w);
-        if !matches!(self.flows[f].place, Place::Ready(..)) {
+        if !matches!(self.flows[f].state, FlowState::Ready(..)) {
             self.ready(f);
         }
     }
 
     /// True when it was a waiting prefetch.
-    pub fn promote(&mut self, tag: u64) -> bool {
+    pub fn escalate(&mut self, tag: u64) -> bool {
         let at = self
             .waiting
             .iter()
@@ -266,7 +266,7 @@ impl Naive {
         let f = self.flow(w.tenant, w.link);
         self.waiting.push(w);
         self.settle(f);
-        if matches!(self.flows[f].place, Place::Held(..)) {
+        if matches!(self.flows[f].state, FlowState::Held(..)) {
             self.ready(f);
         }
         true
@@ -307,7 +307,7 @@ impl Naive {
     ) -> Option<Act> {
         let mut due: Vec<(u64, u64, usize)> = Vec::new();
         for (f, flow) in self.flows.iter().enumerate() {
-            if let Place::Held(at, order) = flow.place
+            if let FlowState::Held(at, order) = flow.state
                 && at <= now
             {
                 due.push((at, order, f));
@@ -337,8 +337,8 @@ impl Naive {
                 .flows
                 .iter()
                 .enumerate()
-                .filter_map(|(f, flow)| match flow.place {
-                    Place::Ready(start, order) if flow.link == link => Some((start, order, f)),
+                .filter_map(|(f, flow)| match flow.state {
+                    FlowState::Ready(start, order) if flow.link == link => Some((start, order, f)),
                     _ => None,
                 });
             let (start, _, f) = ready.min()?;
@@ -356,7 +356,7 @@ impl Naive {
                 let weights = self
                     .flows
                     .iter()
-                    .filter(|g| g.link == link && matches!(g.place, Place::Ready(..)));
+                    .filter(|g| g.link == link && matches!(g.state, FlowState::Ready(..)));
                 let weights = weights
                     .map(|g| u64::from(self.tenant(g.tenant).weight))
                     .sum();
@@ -391,7 +391,7 @@ impl Naive {
                 (false, false) => {
                     let due = read_due.into_iter().chain(out_due).min().unwrap();
                     self.order += 1;
-                    self.flows[f].place = Place::Held(due, self.order);
+                    self.flows[f].state = FlowState::Held(due, self.order);
                     continue;
                 }
             };
@@ -444,10 +444,10 @@ impl Naive {
         self.settle(f);
         let empty = Class::ALL.iter().all(|c| self.of(f, *c).next().is_none());
         if empty {
-            self.flows[f].place = Place::Idle;
+            self.flows[f].state = FlowState::Idle;
         } else if let Some(finish) = finish {
             self.order += 1;
-            self.flows[f].place = Place::Ready(finish, self.order);
+            self.flows[f].state = FlowState::Ready(finish, self.order);
         }
     }
 }

@@ -15,7 +15,7 @@ use canvas_shm::Counter;
 use canvas_types::PageId;
 use canvas_types::sync::{AtomicU32, AtomicU64, Ordering, RawSpin};
 
-use super::{Done, Fault, FaultKind, Plan, Planner, Prefetcher, Surroundings, get, put};
+use super::{Done, Fault, FaultKind, MemoryView, Plan, Planner, Prefetcher, get, put};
 use crate::pager::table::CHUNK_PAGES;
 
 /// Number of widths: 2, 4, 8, 16, 32 pages.
@@ -209,7 +209,7 @@ const PLANNER: Planner = Planner {
 };
 
 impl Prefetcher for Nearby {
-    fn plan(&self, fault: &Fault<'_, impl Surroundings>) -> Plan {
+    fn plan(&self, fault: &Fault<'_, impl MemoryView>) -> Plan {
         let (page, around) = (fault.page, fault.around);
         if fault.kind == FaultKind::Demand {
             return self.on_fault(fault.thread, page, around.epoch(), |p| around.is_far(p));

@@ -17,14 +17,14 @@ use crate::{QUERY_TIME, TICK, TICK_NEAR, state};
 const STATE_EVERY_MS: u64 = 1000;
 
 /// The watchdog's state between ticks.
-pub(crate) struct Keeper {
+pub(crate) struct Watchdog {
     rng: fastrand::Rng,
     /// An eviction that waits for clients' answers: number of slabs, and deadline.
     query: Option<(usize, u64)>,
     state_due_ms: u64,
     available_bytes: u64,
     /// Time of the last tick.
-    looked_ms: Option<u64>,
+    ticked_ms: Option<u64>,
     /// Time of the next decision about lending more or less.
     decides_ms: u64,
     /// Tracks how fast the host's memory shrinks.
@@ -33,14 +33,14 @@ pub(crate) struct Keeper {
     is_near: bool,
 }
 
-impl Keeper {
-    pub fn new(seed: u64) -> Keeper {
-        Keeper {
+impl Watchdog {
+    pub fn new(seed: u64) -> Watchdog {
+        Watchdog {
             rng: fastrand::Rng::with_seed(seed),
             query: None,
             state_due_ms: 0,
             available_bytes: 0,
-            looked_ms: None,
+            ticked_ms: None,
             decides_ms: 0,
             watch: early::Watch::default(),
             is_near: false,
@@ -50,17 +50,17 @@ impl Keeper {
     /// Runs until the donor has stopped.
     pub fn run(mut self, shared: &Arc<Shared>) {
         while !shared.is_stopped() {
-            self.look(shared, shared.now_ms());
+            self.tick(shared, shared.now_ms());
             shared.sleep(if self.is_near { TICK_NEAR } else { TICK });
         }
         self.write_state(shared);
     }
 
     /// One tick at this time.
-    pub(crate) fn look(&mut self, shared: &Arc<Shared>, now_ms: u64) {
+    pub(crate) fn tick(&mut self, shared: &Arc<Shared>, now_ms: u64) {
         // Messages that clients sent meanwhile are in their sockets, and may be read only after
         // this.
-        let before_ms = self.looked_ms.replace(now_ms).unwrap_or(now_ms);
+        let before_ms = self.ticked_ms.replace(now_ms).unwrap_or(now_ms);
         if let Some(gap_ms) = lease::gap(before_ms, now_ms, TICK.as_millis() as u64) {
             shared.registry.postpone(gap_ms, now_ms);
         }
@@ -86,7 +86,7 @@ impl Keeper {
             warn!("deadline over: slabs that were not moved in time and are freed: {late}");
         }
         self.watch_memory(shared, now_ms);
-        self.go_on_with_query(shared, now_ms);
+        self.finish_query(shared, now_ms);
         if now_ms >= self.state_due_ms {
             self.state_due_ms = now_ms + STATE_EVERY_MS;
             self.write_state(shared);
@@ -133,19 +133,19 @@ impl Keeper {
     /// Frees slabs at once if the host runs out of memory before clients can move them.
     fn free_early(&mut self, shared: &Arc<Shared>, memory: HostMemory, now_ms: u64) {
         let available = memory.available_bytes;
-        self.watch.look(now_ms, available);
-        let look = early::Look {
+        self.watch.sample(now_ms, available);
+        let sample = early::HostSample {
             available_bytes: available,
             swap_free_bytes: memory.swap_free_bytes,
             reserve_bytes: shared.reserve_bytes,
             fall_bytes_s: self.watch.fall_bytes_s(),
         };
         // If nothing is lent, there is nothing to free.
-        self.is_near = look.is_near() && shared.registry.pong().lent_bytes > 0;
-        if !look.is_short() || self.watch.is_stale(now_ms, available) {
+        self.is_near = sample.is_near() && shared.registry.pong().lent_bytes > 0;
+        if !sample.is_short() || self.watch.is_stale(now_ms, available) {
             return;
         }
-        let freed = shared.registry.free_early(&look);
+        let freed = shared.registry.free_early(&sample);
         if freed.is_empty() {
             return;
         }
@@ -164,13 +164,13 @@ impl Keeper {
                  slabs that are freed at once: {} ({} MiB), of which the only copies known here: {sole}",
             available >> 20,
             shared.reserve_bytes >> 20,
-            look.fall_bytes_s >> 20,
+            sample.fall_bytes_s >> 20,
             freed.len(),
             bytes >> 20,
         );
     }
 
-    fn go_on_with_query(&mut self, shared: &Arc<Shared>, now_ms: u64) {
+    fn finish_query(&mut self, shared: &Arc<Shared>, now_ms: u64) {
         let Some((slabs, until_ms)) = self.query else {
             return;
         };

@@ -10,7 +10,7 @@ use super::{Kernel, Partition};
 
 /// A copy that a request carried.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Carried {
+pub struct DemotedCopy {
     /// The page it belongs to.
     pub page: u32,
     /// Its entry in the store.
@@ -20,7 +20,7 @@ pub struct Carried {
 }
 
 /// Carries copies beyond the store.
-pub trait Carrier: Kernel {
+pub trait Demoter: Kernel {
     /// Whether the copy lies in the store.
     fn is_in_store(&self, entry: Entry) -> bool;
     /// Takes an empty request; `None` if all are in use, or if there is nowhere to carry copies to.
@@ -35,21 +35,21 @@ pub trait Carrier: Kernel {
     /// ended.
     fn ended(&self) -> Option<(usize, bool)>;
     /// Calls `on` with each copy that an ended request carried.
-    fn each_carried(&self, request: usize, on: impl FnMut(Carried));
+    fn each_copy(&self, request: usize, on: impl FnMut(DemotedCopy));
     /// Whether the store's copy that the page names is the one that the request carried. If so, records what it looks
     /// like, and counts one more use of its new place.
-    fn arrives(&self, request: usize, carried: Carried) -> bool;
+    fn confirm(&self, request: usize, copy: DemotedCopy) -> bool;
     /// Takes that use back: the page is being brought in instead.
-    fn stays(&self, carried: Carried);
+    fn retract(&self, copy: DemotedCopy);
 }
 
 impl Partition<'_> {
-    /// Sends a request with the copies that have been in the store longest, examining at most `look_max` pages below
+    /// Sends a request with the copies that have been in the store longest, examining at most `scan_max` pages below
     /// `end`. Returns how many copies it carries. The caller holds the lock.
-    pub fn carry(&self, k: &impl Carrier, look_max: u32, end: u32) -> u32 {
+    pub fn demote(&self, k: &impl Demoter, scan_max: u32, end: u32) -> u32 {
         let Some(request) = k.begin() else { return 0 };
         let mut n = 0;
-        self.each_from(self.copies_hand, look_max, end, |page, w, cur| {
+        self.each_from(self.copies_hand, scan_max, end, |page, w, cur| {
             if cur.state() != State::Far || !k.is_in_store(cur.entry()) {
                 return true;
             }
@@ -79,12 +79,12 @@ impl Partition<'_> {
 
     /// Completes the requests that have ended. Returns how many copies have left the store; calls `failed` for each
     /// request that has failed. The caller holds the lock.
-    pub fn settle(&self, k: &impl Carrier, mut failed: impl FnMut()) -> u32 {
+    pub fn complete_demotions(&self, k: &impl Demoter, mut failed: impl FnMut()) -> u32 {
         let mut gone = 0;
         while let Some((request, is_there)) = k.ended() {
             if is_there {
-                k.each_carried(request, |carried| {
-                    gone += u32::from(self.arrive(k, request, carried))
+                k.each_copy(request, |copy| {
+                    gone += u32::from(self.complete_copy(k, request, copy))
                 });
             } else {
                 failed();
@@ -95,30 +95,30 @@ impl Partition<'_> {
         gone
     }
 
-    fn arrive(&self, k: &impl Carrier, request: usize, carried: Carried) -> bool {
-        let Some(w) = self.words.get(carried.page as usize) else {
+    fn complete_copy(&self, k: &impl Demoter, request: usize, copy: DemotedCopy) -> bool {
+        let Some(w) = self.words.get(copy.page as usize) else {
             return false;
         };
         let cur = load(w);
-        let is_that = cur.state() == State::Far && cur.entry() == carried.from;
-        if !is_that || !k.is_in_store(carried.from) || !k.arrives(request, carried) {
+        let is_that = cur.state() == State::Far && cur.entry() == copy.from;
+        if !is_that || !k.is_in_store(copy.from) || !k.confirm(request, copy) {
             return false;
         }
         k.step();
-        if !transition(w, cur, Word::new(State::Far, 0, carried.to)) {
-            k.stays(carried);
+        if !transition(w, cur, Word::new(State::Far, 0, copy.to)) {
+            k.retract(copy);
             return false;
         }
         k.step();
-        k.freed(carried.from);
+        k.freed(copy.from);
         true
     }
 
-    /// Drops up to `want` copies in the store that belong to resident pages, examining at most `look_max` pages below
+    /// Drops up to `want` copies in the store that belong to resident pages, examining at most `scan_max` pages below
     /// `end`. Such a page is stored again when it is evicted. Returns how many. The caller holds the lock.
-    pub fn give_up_copies(&self, k: &impl Carrier, want: u32, look_max: u32, end: u32) -> u32 {
+    pub fn drop_copies(&self, k: &impl Demoter, want: u32, scan_max: u32, end: u32) -> u32 {
         let mut n = 0;
-        self.each_from(self.copies_hand, look_max, end, |_, w, cur| {
+        self.each_from(self.copies_hand, scan_max, end, |_, w, cur| {
             if cur.state() == State::Resident && k.is_in_store(cur.entry()) {
                 k.step();
                 // Only the lock holder changes Resident words.

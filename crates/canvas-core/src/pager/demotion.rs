@@ -15,7 +15,7 @@ use crate::pager::word::{self, State, Word, flag};
 pub const AGE_START: u32 = 64;
 
 /// The hand. One thread at a time moves it; only one of two threads that see a page can claim it.
-pub struct SpillHand {
+pub struct DemotionScan {
     /// The next page.
     at: AtomicU32,
     /// Minimum age that is taken, in epochs.
@@ -24,11 +24,11 @@ pub struct SpillHand {
     taken: AtomicU32,
 }
 
-impl SpillHand {
+impl DemotionScan {
     /// A hand at the first page.
     #[allow(clippy::new_without_default)]
-    pub const fn new() -> SpillHand {
-        SpillHand {
+    pub const fn new() -> DemotionScan {
+        DemotionScan {
             at: AtomicU32::new(0),
             age_min: AtomicU32::new(AGE_START),
             taken: AtomicU32::new(0),
@@ -36,19 +36,19 @@ impl SpillHand {
     }
 
     /// Offers pages that are far, in the pool, and old enough to `take`, which returns false to stop (the page is
-    /// offered again next time). Skips pages for which `other` returns true. Examines at most about `look_max` words;
+    /// offered again next time). Skips pages for which `other` returns true. Examines at most about `scan_max` words;
     /// `None`: until there is no page of any age left.
     pub fn scan<E: Fn(usize) -> bool>(
         &self,
         far: &FarPages<'_, E>,
-        look_max: Option<usize>,
+        scan_max: Option<usize>,
         other: impl Fn(Word) -> bool,
         mut take: impl FnMut(u32, Word) -> bool,
     ) {
-        let (at, urgent) = (self.at.load(Ordering::Relaxed), look_max.is_none());
-        let mut scan = ScanCursor::new(at, far.end(), look_max.unwrap_or(usize::MAX));
+        let (at, urgent) = (self.at.load(Ordering::Relaxed), scan_max.is_none());
+        let mut scan = ScanCursor::new(at, far.end(), scan_max.unwrap_or(usize::MAX));
         let (mut idle_rounds, mut found, mut begun) = (0, false, false);
-        while let Some(page) = scan.look() {
+        while let Some(page) = scan.peek() {
             if scan.wrapped() {
                 let age = self.round_ended(urgent);
                 idle_rounds = if found { 0 } else { idle_rounds + 1 };
@@ -86,7 +86,7 @@ impl SpillHand {
         let age = || u32::from(now_epoch.wrapping_sub(w.epoch()));
         w.state() == State::Far
             && w.entry().is_some()
-            && !w.has(flag::DEEP)
+            && !w.has(flag::IN_FAR_TIER)
             && age() >= self.age_min.load(Ordering::Relaxed)
     }
 
@@ -136,7 +136,7 @@ mod tests {
         words
     }
 
-    fn scan(hand: &SpillHand, words: &[AtomicU64], want: usize) -> Vec<u32> {
+    fn scan(hand: &DemotionScan, words: &[AtomicU64], want: usize) -> Vec<u32> {
         let mut got = Vec::new();
         hand.scan(
             &table(words),
@@ -146,7 +146,7 @@ mod tests {
                 if got.len() == want {
                     return false;
                 }
-                words[page as usize].store(w.set(flag::DEEP).0, Ordering::Relaxed);
+                words[page as usize].store(w.set(flag::IN_FAR_TIER).0, Ordering::Relaxed);
                 got.push(page);
                 true
             },
@@ -164,7 +164,7 @@ mod tests {
             (701, far(0)),
             (1500, far(64)),
         ]);
-        let hand = SpillHand::new();
+        let hand = DemotionScan::new();
         assert_eq!(scan(&hand, &w, 2), [3, 5]);
         assert_eq!(scan(&hand, &w, 1), [1500]);
         // At first there is none of this age; then one is found, and younger pages fill the rest.
@@ -179,12 +179,12 @@ mod tests {
         let w = words(&[
             (0, old.with_state(State::Resident)),
             (1, old.with_state(State::Filling)),
-            (2, old.set(flag::DEEP)),
+            (2, old.set(flag::IN_FAR_TIER)),
             (3, old.with_entry(SwapEntry::NONE)),
             (4, old.with_state(State::Cached)),
             (5, old),
         ]);
-        let hand = SpillHand::new();
+        let hand = DemotionScan::new();
         assert_eq!(scan(&hand, &w, 9), [5]);
     }
 
@@ -195,7 +195,7 @@ mod tests {
             (4, far(0)),
             (5, far(100).set(flag::REFERENCED).with_entry(SwapEntry(7))),
         ]);
-        let (hand, mut got) = (SpillHand::new(), Vec::new());
+        let (hand, mut got) = (DemotionScan::new(), Vec::new());
         // Even when it must find pages, it ends.
         for _ in 0..2 {
             hand.scan(
@@ -203,7 +203,7 @@ mod tests {
                 None,
                 |w| w.entry() == SwapEntry(7),
                 |page, cur| {
-                    w[page as usize].store(cur.set(flag::DEEP).0, Ordering::Relaxed);
+                    w[page as usize].store(cur.set(flag::IN_FAR_TIER).0, Ordering::Relaxed);
                     got.push(page);
                     true
                 },
@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn a_page_that_was_not_taken_is_offered_again() {
         let w = words(&[(8, far(100)), (9, far(100))]);
-        let hand = SpillHand::new();
+        let hand = DemotionScan::new();
         assert!(scan(&hand, &w, 0).is_empty());
         assert_eq!(scan(&hand, &w, 1), [8]);
         assert_eq!(scan(&hand, &w, 1), [9]);
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn looks_at_so_many_words_and_skips_empty_blocks() {
         let w = words(&[(1600, far(100))]);
-        let hand = SpillHand::new();
+        let hand = DemotionScan::new();
         let mut got = Vec::new();
         let far = FarPages {
             words: &w,
@@ -233,10 +233,10 @@ mod tests {
             is_empty: |b| b < 2,
             now_epoch: NOW,
         };
-        let mut step = |hand: &SpillHand, look_max| {
+        let mut step = |hand: &DemotionScan, scan_max| {
             hand.scan(
                 &far,
-                Some(look_max),
+                Some(scan_max),
                 |_| false,
                 |page, _| {
                     got.push(page);
@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn in_need_one_call_finds_a_page_of_any_age_and_ends_when_there_is_none() {
         let w = words(&[(3, far(0)), (1000, far(1))]);
-        let hand = SpillHand::new();
+        let hand = DemotionScan::new();
         let mut got = Vec::new();
         for _ in 0..3 {
             hand.scan(
@@ -262,7 +262,7 @@ mod tests {
                 None,
                 |_| false,
                 |page, cur| {
-                    w[page as usize].store(cur.set(flag::DEEP).0, Ordering::Relaxed);
+                    w[page as usize].store(cur.set(flag::IN_FAR_TIER).0, Ordering::Relaxed);
                     got.push(page);
                     true
                 },
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn what_came_back_with_a_neighbour_is_passed_over_once() {
         let w = words(&[(3, far(100).set(flag::REFERENCED)), (4, far(100))]);
-        let hand = SpillHand::new();
+        let hand = DemotionScan::new();
         assert_eq!(scan(&hand, &w, 1), [4]);
         assert!(!word::load(&w[3]).has(flag::REFERENCED));
         assert_eq!(scan(&hand, &w, 1), [3]);

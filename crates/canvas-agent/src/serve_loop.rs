@@ -6,8 +6,8 @@
 //! time is charged to the tenant that it works for. The shared dispatcher ([`crate::dispatch`]) decides which of the
 //! requests taken are started, and in which order. Each tenant can be *asleep* by itself, when it has been quiet for a
 //! while: its programs must then notify, and checking it costs one load. When all tenants are asleep the thread sleeps
-//! on all their futexes together, and on [`crate::bell`], by which the listener and the other threads reach it. A
-//! tenant that repeatedly notifies without work is polled only once in [`VAIN_PAUSE`].
+//! on all their futexes together, and on [`crate::notifier`], by which the listener and the other threads reach it. A
+//! tenant that repeatedly notifies without work is polled only once in [`SPURIOUS_PAUSE`].
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -18,11 +18,11 @@ use canvas_sched::Decision;
 use canvas_shm::Far;
 use canvas_sys::proc::{WAIT_ANY_MAX, WaitOn, futex_wait_any, thread_ns};
 
-use crate::direct::{Direct, One, Reads};
-use crate::dispatch::{Dispatch, Lane};
-use crate::idle::{AWAIT, EXPECT, SLEEP_MAX, is_contended, looking, relax};
-use crate::round_robin::{Rings, RoundRobin, VAIN_PAUSE};
-use crate::share::{Live, Share};
+use crate::direct::{Direct, Reads, TenantUse};
+use crate::dispatch::{Dispatch, IoLink};
+use crate::idle::{AWAIT, EXPECT, SLEEP_MAX, is_contended, relax, spin_time};
+use crate::round_robin::{NotifyThrottle, RoundRobin, SPURIOUS_PAUSE};
+use crate::share::{LiveShare, Share};
 
 /// Sleep time when there are more tenants than the kernel lets one thread wait for.
 const CONTENDED: Duration = Duration::from_millis(2);
@@ -39,7 +39,7 @@ const AHEAD_BYTES: (u64, u64) = (256 << 10, 64 << 10);
 
 /// Result of gathering a tenant's requests.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Found {
+pub struct Gathered {
     /// There was work.
     pub work: bool,
     /// Work is left.
@@ -51,9 +51,9 @@ pub struct Found {
 }
 
 /// A tenant's agent, with any store.
-pub trait Served: Send {
+pub trait TenantAgent: Send {
     /// See [`crate::Agent::gather`].
-    fn gather(&mut self, dispatch: &mut Dispatch, id: u64, most: usize) -> Found;
+    fn gather(&mut self, dispatch: &mut Dispatch, id: u64, most: usize) -> Gathered;
     /// See [`crate::Agent::start`].
     fn start(&mut self, decision: Decision, now_ns: u64);
     /// See [`crate::store::Store::flush`].
@@ -76,21 +76,21 @@ pub trait Served: Send {
     fn is_busy(&self) -> bool;
     /// See [`crate::store::Store::is_quiet`].
     fn is_quiet(&self) -> bool;
-    /// See [`crate::Agent::leave`].
-    fn leave(&mut self);
+    /// See [`crate::Agent::free_all`].
+    fn free_all(&mut self);
     /// The tenant's far area.
     fn far(&self) -> &'static Far;
     /// The tenant's share.
-    fn share(&self) -> &Live;
+    fn share(&self) -> &LiveShare;
 }
 
 /// One tenant.
-pub struct Seat {
+pub struct TenantSlot {
     id: u64,
-    agent: Box<dyn Served>,
+    agent: Box<dyn TenantAgent>,
     last_work: Instant,
     /// Since its last work, waiting for an answer timed out.
-    in_vain: bool,
+    timed_out: bool,
     /// Its programs must notify, since then.
     asleep: Option<Instant>,
     /// While it is asleep: when its store has work for which nobody notifies.
@@ -104,13 +104,13 @@ pub struct Seat {
     /// It could not take all its requests in its last turn.
     held_back: bool,
     round_robin: RoundRobin,
-    rings: Rings,
+    throttle: NotifyThrottle,
     /// It is polled because it notified, or appeared ready when it was to sleep.
-    roused: bool,
+    notified: bool,
     /// When it last notified without work.
-    vain: Instant,
+    last_spurious: Instant,
     /// It notified without work too often: it is not polled before this time.
-    barred: Option<Instant>,
+    throttled_until: Option<Instant>,
     /// Time that this thread worked for it in this round.
     time: Duration,
     /// Total time that any thread worked for it, in ns.
@@ -139,7 +139,7 @@ struct Read {
 
 impl Read {
     /// Adds what was read, and updates the rates if the last update is long enough ago.
-    fn look(&mut self, direct_bytes: u64, sent_bytes: u64, now: Instant) {
+    fn add(&mut self, direct_bytes: u64, sent_bytes: u64, now: Instant) {
         self.direct_bytes += direct_bytes;
         let time = self.at.map(|at| now.saturating_duration_since(at));
         if time.is_some_and(|time| time < RATES) {
@@ -153,7 +153,7 @@ impl Read {
     }
 }
 
-impl Seat {
+impl TenantSlot {
     /// Its weight. One load while nobody changes it.
     fn weight(&mut self) -> u32 {
         let share = self.agent.share();
@@ -167,21 +167,21 @@ impl Seat {
 
     /// Whether it may have work now: after a notification, when its store has something due, or after a while.
     fn is_up(&mut self, now: Instant) -> bool {
-        if let Some(until) = self.barred {
+        if let Some(until) = self.throttled_until {
             if now < until {
                 return false;
             }
-            self.barred = None;
-            self.roused = true;
+            self.throttled_until = None;
+            self.notified = true;
             self.wake();
             return true;
         }
         let Some(since) = self.asleep else {
             return true;
         };
-        self.roused = self.agent.far().asleep.load(Acquire) == 0;
+        self.notified = self.agent.far().asleep.load(Acquire) == 0;
         let is_due = self.due.is_some_and(|due| due <= now);
-        if !self.roused && !is_due && now.duration_since(since) < SLEEP_MAX {
+        if !self.notified && !is_due && now.duration_since(since) < SLEEP_MAX {
             return false;
         }
         self.wake();
@@ -197,12 +197,12 @@ impl Seat {
 
     /// After a turn without work: puts it to sleep if it has been quiet for long enough. If it is `alone`, first blocks
     /// for its answer: no other tenant is delayed.
-    fn rest(&mut self, now: Instant, (spin, expect): (Duration, Duration), alone: bool) {
-        if std::mem::take(&mut self.roused) && !self.agent.is_busy() {
-            let since = now.saturating_duration_since(self.vain);
-            self.vain = now;
-            if self.rings.in_vain(since) {
-                self.barred = Some(now + VAIN_PAUSE);
+    fn sleep_if_quiet(&mut self, now: Instant, (spin, expect): (Duration, Duration), alone: bool) {
+        if std::mem::take(&mut self.notified) && !self.agent.is_busy() {
+            let since = now.saturating_duration_since(self.last_spurious);
+            self.last_spurious = now;
+            if self.throttle.found_nothing(since) {
+                self.throttled_until = Some(now + SPURIOUS_PAUSE);
                 (self.asleep, self.due) = (Some(now), None);
                 return;
             }
@@ -213,13 +213,13 @@ impl Seat {
         if now.saturating_duration_since(self.last_work) < spin && !is_contended() {
             return;
         }
-        if alone && expects && !self.in_vain {
+        if alone && expects && !self.timed_out {
             let time = self.agent.due_in().map_or(AWAIT, |due| due.min(AWAIT));
-            self.in_vain = !self.agent.await_answer(time);
+            self.timed_out = !self.agent.await_answer(time);
             return;
         }
         if !far.about_to_sleep() {
-            self.roused = true;
+            self.notified = true;
             return;
         }
         if self.agent.is_ready() {
@@ -233,8 +233,8 @@ impl Seat {
 }
 
 /// The tenants of one thread.
-pub struct Host {
-    seats: Vec<Seat>,
+pub struct ServeLoop {
+    slots: Vec<TenantSlot>,
     dispatch: Dispatch,
     spin: Duration,
     /// Polling time while an answer is on its way. The number of processors is read once, because it comes from files.
@@ -261,14 +261,14 @@ impl Lap {
     }
 }
 
-impl Host {
+impl ServeLoop {
     /// Without tenants, on an empty dispatcher. Each tenant is polled for `spin` after its last work.
-    pub fn new(spin: Duration, dispatch: Dispatch) -> Host {
-        Host {
-            seats: Vec::new(),
+    pub fn new(spin: Duration, dispatch: Dispatch) -> ServeLoop {
+        ServeLoop {
+            slots: Vec::new(),
             dispatch,
-            spin: looking(spin),
-            expect: looking(EXPECT),
+            spin: spin_time(spin),
+            expect: spin_time(EXPECT),
             first: 0,
             used_ns: None,
             rates: None,
@@ -279,20 +279,20 @@ impl Host {
     /// Stops (`holds`) or resumes starting operations. Those under way continue; true when none of them is at a disk.
     pub fn hold(&mut self, holds: bool) -> bool {
         self.holds = holds;
-        self.seats.iter().all(|seat| seat.agent.is_quiet())
+        self.slots.iter().all(|slot| slot.agent.is_quiet())
     }
 
     /// Adds a tenant, by a number that was never used before. The time that it is served is added to `served_ns`.
-    pub fn add(&mut self, id: u64, agent: Box<dyn Served>, served_ns: Arc<AtomicU64>) {
+    pub fn add(&mut self, id: u64, agent: Box<dyn TenantAgent>, served_ns: Arc<AtomicU64>) {
         // The version first: a change between the two is seen later.
         let version = agent.share().version();
         let share = agent.share().get();
         self.dispatch.add(id, share.into());
-        self.seats.push(Seat {
+        self.slots.push(TenantSlot {
             id,
             agent,
             last_work: Instant::now(),
-            in_vain: false,
+            timed_out: false,
             asleep: None,
             due: None,
             worked: false,
@@ -300,10 +300,10 @@ impl Host {
             more: false,
             held_back: false,
             round_robin: RoundRobin::new(),
-            rings: Rings::default(),
-            roused: false,
-            vain: Instant::now(),
-            barred: None,
+            throttle: NotifyThrottle::default(),
+            notified: false,
+            last_spurious: Instant::now(),
+            throttled_until: None,
             time: Duration::ZERO,
             served_ns,
             weight: (share.weight, version),
@@ -314,59 +314,59 @@ impl Host {
     }
 
     /// Removes a tenant. Dropping its agent may wait for a disk, so do not do it on this thread.
-    pub fn remove(&mut self, id: u64) -> Option<Box<dyn Served>> {
-        let at = self.seats.iter().position(|s| s.id == id)?;
+    pub fn remove(&mut self, id: u64) -> Option<Box<dyn TenantAgent>> {
+        let at = self.slots.iter().position(|s| s.id == id)?;
         self.dispatch.remove(id);
-        Some(self.seats.swap_remove(at).agent)
+        Some(self.slots.swap_remove(at).agent)
     }
 
-    /// Removes a tenant for another thread, which takes it with [`Host::settle`]. Its programs' requests wait
+    /// Removes a tenant for another thread, which takes it with [`ServeLoop::attach`]. Its programs' requests wait
     /// meanwhile.
-    pub fn part(&mut self, id: u64) -> Option<Seat> {
-        let at = self.seats.iter().position(|s| s.id == id)?;
-        self.dispatch.part(id);
-        let mut seat = self.seats.swap_remove(at);
-        seat.wake();
-        Some(seat)
+    pub fn detach(&mut self, id: u64) -> Option<TenantSlot> {
+        let at = self.slots.iter().position(|s| s.id == id)?;
+        self.dispatch.detach(id);
+        let mut slot = self.slots.swap_remove(at);
+        slot.wake();
+        Some(slot)
     }
 
     /// Takes a tenant from another thread.
-    pub fn settle(&mut self, seat: Seat) {
-        self.dispatch.settle(seat.id);
-        self.seats.push(seat);
+    pub fn attach(&mut self, slot: TenantSlot) {
+        self.dispatch.attach(slot.id);
+        self.slots.push(slot);
     }
 
     /// Changes a tenant's share.
     pub fn set_share(&mut self, id: u64, share: Share) {
-        if let Some(seat) = self.seats.iter().find(|s| s.id == id) {
-            seat.agent.share().set(share);
+        if let Some(slot) = self.slots.iter().find(|s| s.id == id) {
+            slot.agent.share().set(share);
         }
     }
 
     /// Removes all tenants.
-    pub fn remove_all(&mut self) -> Vec<Box<dyn Served>> {
-        for seat in &self.seats {
-            self.dispatch.remove(seat.id);
+    pub fn remove_all(&mut self) -> Vec<Box<dyn TenantAgent>> {
+        for slot in &self.slots {
+            self.dispatch.remove(slot.id);
         }
-        self.seats.drain(..).map(|s| s.agent).collect()
+        self.slots.drain(..).map(|s| s.agent).collect()
     }
 
-    /// Serves until `on_bell` returns false; it is called before the first round and after each notification.
-    pub fn serve(&mut self, mut on_bell: impl FnMut(&mut Host) -> bool) {
-        let bell = self.dispatch.bell().clone();
-        let mut heard = bell.count();
-        let mut go_on = on_bell(self);
+    /// Serves until `on_notify` returns false; it is called before the first round and after each notification.
+    pub fn serve(&mut self, mut on_notify: impl FnMut(&mut ServeLoop) -> bool) {
+        let notifier = self.dispatch.notifier().clone();
+        let mut seen = notifier.count();
+        let mut go_on = on_notify(self);
         while go_on {
             if !self.round() {
-                self.pause(heard);
+                self.pause(seen);
             } else if self.holds {
                 // The only thing to wait for is the end of operations at a disk.
                 std::thread::sleep(HOLD_PAUSE);
             }
-            let rung = bell.count();
-            if rung != heard {
-                heard = rung;
-                go_on = on_bell(self);
+            let count = notifier.count();
+            if count != seen {
+                seen = count;
+                go_on = on_notify(self);
             }
         }
     }
@@ -375,73 +375,73 @@ impl Host {
     fn round(&mut self) -> bool {
         let mut lap = Lap(Instant::now());
         let now = lap.0;
-        self.dispatch.look();
-        let n = self.seats.len();
-        let working = self.seats.iter_mut().filter(|s| s.worked || s.more);
-        let heaviest = working.map(Seat::weight).max().unwrap_or(0);
+        self.dispatch.tick();
+        let n = self.slots.len();
+        let working = self.slots.iter_mut().filter(|s| s.worked || s.more);
+        let heaviest = working.map(TenantSlot::weight).max().unwrap_or(0);
         for k in 0..n {
-            let seat = &mut self.seats[(self.first + k) % n];
-            seat.worked = false;
-            if !seat.is_up(now) {
-                (seat.more, seat.held_back) = (false, false);
+            let slot = &mut self.slots[(self.first + k) % n];
+            slot.worked = false;
+            if !slot.is_up(now) {
+                (slot.more, slot.held_back) = (false, false);
                 continue;
             }
-            let weight = seat.weight();
-            seat.round_robin
-                .refill(weight, heaviest.max(weight), seat.held_back);
-            let most = seat.round_robin.most();
+            let weight = slot.weight();
+            slot.round_robin
+                .refill(weight, heaviest.max(weight), slot.held_back);
+            let most = slot.round_robin.most();
             if most == 0 || self.holds {
-                (seat.more, seat.held_back) = (true, true);
+                (slot.more, slot.held_back) = (true, true);
                 continue;
             }
-            let found = seat.agent.gather(&mut self.dispatch, seat.id, most);
-            seat.round_robin.took(found.taken);
-            (seat.worked, seat.more) = (found.work, found.more);
-            seat.held_back = found.held_back && found.taken == most;
-            if found.work || found.more || seat.roused {
-                seat.time += lap.time();
+            let found = slot.agent.gather(&mut self.dispatch, slot.id, most);
+            slot.round_robin.took(found.taken);
+            (slot.worked, slot.more) = (found.work, found.more);
+            slot.held_back = found.held_back && found.taken == most;
+            if found.work || found.more || slot.notified {
+                slot.time += lap.time();
             }
         }
         self.first = if n == 0 { 0 } else { (self.first + 1) % n };
         self.begin(&mut lap);
-        for seat in &mut self.seats {
-            if (seat.asleep.is_none() || seat.barred.is_some())
-                && seat.agent.reap(&mut self.dispatch, seat.id)
+        for slot in &mut self.slots {
+            if (slot.asleep.is_none() || slot.throttled_until.is_some())
+                && slot.agent.reap(&mut self.dispatch, slot.id)
             {
-                seat.worked = true;
-                seat.time += lap.time();
+                slot.worked = true;
+                slot.time += lap.time();
             }
         }
         // Operations that have ended made room on the links.
         self.begin(&mut lap);
         // While waiting for an answer, this thread would not notice decisions that another thread makes for it.
-        let alone = n == 1 && self.dispatch.is_lonely();
-        for seat in &mut self.seats {
-            if seat.worked {
-                (seat.last_work, seat.in_vain) = (now, false);
-                seat.roused = false;
-                seat.rings.answered();
-            } else if seat.asleep.is_none() && !seat.more {
-                seat.rest(now, (self.spin, self.expect), alone);
+        let alone = n == 1 && self.dispatch.has_one_tenant();
+        for slot in &mut self.slots {
+            if slot.worked {
+                (slot.last_work, slot.timed_out) = (now, false);
+                slot.notified = false;
+                slot.throttle.found_work();
+            } else if slot.asleep.is_none() && !slot.more {
+                slot.sleep_if_quiet(now, (self.spin, self.expect), alone);
             }
         }
-        self.look_at_rates(now);
+        self.update_rates(now);
         self.charge(now);
-        self.seats.iter().any(|s| s.worked || s.more)
+        self.slots.iter().any(|s| s.worked || s.more)
     }
 
     /// Updates how much each tenant's processes may read directly: without limit when it is alone; otherwise its share
     /// of the links by weight, and nothing while it is ahead of others that wait.
-    fn look_at_rates(&mut self, now: Instant) {
-        let uses = |s: &Seat| {
+    fn update_rates(&mut self, now: Instant) {
+        let uses = |s: &TenantSlot| {
             s.used
                 .is_some_and(|at| now.saturating_duration_since(at) < ACTIVE)
         };
-        self.seats
+        self.slots
             .iter_mut()
             .filter(|s| s.worked)
             .for_each(|s| s.used = Some(now));
-        let n = self.seats.iter().filter(|s| uses(s)).count();
+        let n = self.slots.iter().filter(|s| uses(s)).count();
         let version = self.dispatch.uses_version();
         if let Some((at, before, known)) = self.rates
             && now.saturating_duration_since(at) < RATES
@@ -449,44 +449,44 @@ impl Host {
         {
             return;
         }
-        for seat in &mut self.seats {
-            let bytes = seat.agent.take_direct_bytes();
+        for slot in &mut self.slots {
+            let bytes = slot.agent.take_direct_bytes();
             if bytes > 0 {
-                seat.used = Some(now);
+                slot.used = Some(now);
             }
-            let sent_bytes = self.dispatch.sent_bytes(seat.id, Lane::In);
-            seat.read.look(bytes, sent_bytes, now);
-            let ahead = self.dispatch.charge(seat.id, Lane::In, bytes);
-            let most = if seat.is_ahead {
+            let sent_bytes = self.dispatch.sent_bytes(slot.id, IoLink::In);
+            slot.read.add(bytes, sent_bytes, now);
+            let ahead = self.dispatch.charge(slot.id, IoLink::In, bytes);
+            let most = if slot.is_ahead {
                 AHEAD_BYTES.1
             } else {
                 AHEAD_BYTES.0
             };
-            seat.is_ahead = ahead.is_some_and(|bytes| bytes > most);
+            slot.is_ahead = ahead.is_some_and(|bytes| bytes > most);
         }
-        let mine: Vec<(u64, One)> = self
-            .seats
+        let mine: Vec<(u64, TenantUse)> = self
+            .slots
             .iter_mut()
-            .map(|seat| {
-                let one = One {
-                    uses: uses(seat),
-                    weight: seat.weight(),
-                    is_ahead: seat.is_ahead,
-                    reads: seat.read.rates,
+            .map(|slot| {
+                let one = TenantUse {
+                    uses: uses(slot),
+                    weight: slot.weight(),
+                    is_ahead: slot.is_ahead,
+                    reads: slot.read.rates,
                 };
-                (seat.id, one)
+                (slot.id, one)
             })
             .collect();
         let parts = self.dispatch.divide(&mine);
         self.rates = Some((now, n, version));
-        for (seat, direct) in self.seats.iter_mut().zip(parts) {
-            seat.agent.set_direct(direct);
+        for (slot, direct) in self.slots.iter_mut().zip(parts) {
+            slot.agent.set_direct(direct);
         }
     }
 
     /// Charges a round that began at `began` to the tenants that had work.
     fn charge(&mut self, began: Instant) {
-        if self.seats.iter().all(|s| s.time.is_zero()) {
+        if self.slots.iter().all(|s| s.time.is_zero()) {
             return;
         }
         let used_ns = thread_ns();
@@ -494,16 +494,16 @@ impl Host {
         let round_ns = (began.elapsed().as_nanos() as u64).max(1);
         // The time in which this thread only waited for a processor is charged to nobody.
         let busy_ns = before_ns.map_or(round_ns, |ns| used_ns.saturating_sub(ns).min(round_ns));
-        for seat in &mut self.seats {
-            let time = std::mem::take(&mut seat.time);
+        for slot in &mut self.slots {
+            let time = std::mem::take(&mut slot.time);
             if time.is_zero() {
                 continue;
             }
             let time = time.mul_f64(busy_ns as f64 / round_ns as f64);
-            seat.round_robin.spent(time);
+            slot.round_robin.spent(time);
             let ns = time.as_nanos() as u64;
-            seat.agent.far().stats.agent_ns.fetch_add(ns, Relaxed);
-            seat.served_ns.fetch_add(ns, Relaxed);
+            slot.agent.far().stats.agent_ns.fetch_add(ns, Relaxed);
+            slot.served_ns.fetch_add(ns, Relaxed);
         }
     }
 
@@ -512,59 +512,63 @@ impl Host {
         if self.holds {
             return;
         }
-        self.dispatch.look();
+        self.dispatch.tick();
         while let Some(decision) = self.dispatch.decide() {
             let id = decision.request().tenant.0;
             // A linear search is enough: there are as many decisions as requests, and few tenants work at a time.
-            if let Some(seat) = self.seats.iter_mut().find(|s| s.id == id) {
-                seat.wake();
-                seat.agent.start(decision, self.dispatch.now_ns());
-                seat.worked = true;
-                seat.began = true;
-                seat.time += lap.time();
+            if let Some(slot) = self.slots.iter_mut().find(|s| s.id == id) {
+                slot.wake();
+                slot.agent.start(decision, self.dispatch.now_ns());
+                slot.worked = true;
+                slot.began = true;
+                slot.time += lap.time();
             }
         }
         // Before anybody's answers are processed, so that reads do not wait for that.
-        for seat in self.seats.iter_mut().filter(|s| s.began) {
-            seat.began = false;
-            seat.agent.flush();
-            seat.time += lap.time();
+        for slot in self.slots.iter_mut().filter(|s| s.began) {
+            slot.began = false;
+            slot.agent.flush();
+            slot.time += lap.time();
         }
     }
 
-    /// How long to sleep at most, given that `bells` tenants' futexes can wake the thread.
-    fn rest_in(&self, bells: usize, now: Instant) -> Duration {
-        let barred = self.seats.iter().filter(|s| s.barred.is_some()).count();
-        let all = bells + barred == self.seats.len();
+    /// How long to sleep at most, given that `armed` tenants' futexes can wake the thread.
+    fn sleep_max(&self, armed: usize, now: Instant) -> Duration {
+        let throttled = self
+            .slots
+            .iter()
+            .filter(|s| s.throttled_until.is_some())
+            .count();
+        let all = armed + throttled == self.slots.len();
         let long = if all { SLEEP_MAX } else { CONTENDED };
-        let long = if barred > 0 {
-            long.min(VAIN_PAUSE)
+        let long = if throttled > 0 {
+            long.min(SPURIOUS_PAUSE)
         } else {
             long
         };
         // A rate limit may allow a request earlier, or another copy may be due to be asked.
-        let due = self.seats.iter().filter_map(|s| s.due).min();
+        let due = self.slots.iter().filter_map(|s| s.due).min();
         let due = due.map(|due| due.saturating_duration_since(now));
         let dues = [self.dispatch.due_in(), due].into_iter().flatten();
         dues.fold(long, Duration::min)
     }
 
     /// Waits until it is time for the next round.
-    fn pause(&mut self, heard: u32) {
+    fn pause(&mut self, seen: u32) {
         self.used_ns = None;
-        if self.seats.iter().any(|s| s.asleep.is_none()) {
+        if self.slots.iter().any(|s| s.asleep.is_none()) {
             relax();
             return;
         }
-        let bells = self
-            .seats
+        let armed = self
+            .slots
             .iter()
-            .filter(|s| s.barred.is_none())
+            .filter(|s| s.throttled_until.is_none())
             .map(|s| WaitOn::new(&s.agent.far().asleep, 1));
-        let bell = self.dispatch.bell().clone();
-        let mut words = vec![bell.wait_on(heard)];
-        words.extend(bells.take(WAIT_ANY_MAX - 1));
-        let long = self.rest_in(words.len() - 1, Instant::now());
+        let notifier = self.dispatch.notifier().clone();
+        let mut words = vec![notifier.wait_on(seen)];
+        words.extend(armed.take(WAIT_ANY_MAX - 1));
+        let long = self.sleep_max(words.len() - 1, Instant::now());
         if futex_wait_any(&words, long.as_nanos() as u64).is_err() {
             // The kernel has no futex_waitv: poll every tenant instead of sleeping on its futex.
             std::thread::sleep(CONTENDED);

@@ -34,7 +34,7 @@ const LEFT_OF: u64 = 4;
 
 /// Inputs of the decision, at one moment.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Seen {
+pub struct Inputs {
     /// The current time.
     pub now_ns: u64,
     /// The configured limit in bytes; 0 if it is not a number of bytes.
@@ -77,12 +77,12 @@ pub enum Step {
     /// Begin an episode: restart the hand, and bring in at most this many pages.
     Begin(Reach, i64),
     /// Bring in at most this many pages.
-    GoOn(i64),
+    Continue(i64),
 }
 
 /// The state of the decision. One thread owns it.
 #[derive(Debug)]
-pub struct When {
+pub struct Schedule {
     limit_bytes: u64,
     /// Since when memory is free.
     free_since_ns: Option<u64>,
@@ -95,11 +95,11 @@ pub struct When {
     pauses: Backoff<PAUSE_NS, PAUSE_NS_MAX>,
 }
 
-impl When {
+impl Schedule {
     /// `limit_bytes`: the limit when the process started, before it had lost any page, because the first look may come
     /// after the limit was raised. Nothing comes in before `not_before_ns`.
-    pub const fn new(limit_bytes: u64, not_before_ns: u64) -> When {
-        When {
+    pub const fn new(limit_bytes: u64, not_before_ns: u64) -> Schedule {
+        Schedule {
             limit_bytes,
             free_since_ns: None,
             under_way: false,
@@ -115,7 +115,7 @@ impl When {
     }
 
     /// Decides what to do, given what is seen now.
-    pub fn look(&mut self, seen: &Seen) -> Step {
+    pub fn step(&mut self, seen: &Inputs) -> Step {
         let before = core::mem::replace(&mut self.limit_bytes, seen.limit_bytes);
         let raised = before != 0 && seen.limit_bytes > before;
         self.passed_over = self.passed_over.min(seen.far);
@@ -136,7 +136,7 @@ impl When {
             return self.begin(seen, Reach::All, batch);
         }
         if self.under_way {
-            return Step::GoOn(batch);
+            return Step::Continue(batch);
         }
         let since = *self.free_since_ns.get_or_insert(seen.now_ns);
         let settle_ns = match seen.runs {
@@ -154,7 +154,7 @@ impl When {
         self.begin(seen, Reach::Recent, batch)
     }
 
-    fn begin(&mut self, seen: &Seen, reach: Reach, batch: i64) -> Step {
+    fn begin(&mut self, seen: &Inputs, reach: Reach, batch: i64) -> Step {
         self.under_way = true;
         self.passed_over = 0;
         self.episode = Episode {
@@ -166,7 +166,7 @@ impl When {
     }
 
     /// Judges the last episode if it has not been judged; returns false if it was not worth it, and starts a pause.
-    fn was_worth_it(&mut self, seen: &Seen) -> bool {
+    fn was_worth_it(&mut self, seen: &Inputs) -> bool {
         let e = core::mem::take(&mut self.episode);
         let left = seen.evicted.wrapping_sub(e.evicted_before);
         let used = seen.used.wrapping_sub(e.used_before);
@@ -182,13 +182,13 @@ impl When {
     }
 
     /// Records that `pages` pages came in, of which `samples` were left unmapped.
-    pub fn came(&mut self, pages: u64, samples: u64) {
+    pub fn record(&mut self, pages: u64, samples: u64) {
         self.episode.pages += pages;
         self.episode.samples += samples;
     }
 
     /// Ends the episode: the hand is through, and left `far` pages where they were.
-    pub fn through(&mut self, far: i64) {
+    pub fn end(&mut self, far: i64) {
         self.under_way = false;
         self.passed_over = far;
     }
@@ -201,8 +201,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    fn seen(now_ms: u64, free: i64, far: i64) -> Seen {
-        Seen {
+    fn seen(now_ms: u64, free: i64, far: i64) -> Inputs {
+        Inputs {
             now_ns: now_ms * MS,
             limit_bytes: 64 << 20,
             free,
@@ -210,28 +210,28 @@ mod tests {
             batch: 10,
             far,
             runs: true,
-            ..Seen::default()
+            ..Inputs::default()
         }
     }
 
-    fn new() -> When {
-        When::new(64 << 20, 0)
+    fn new() -> Schedule {
+        Schedule::new(64 << 20, 0)
     }
 
     #[test]
     fn memory_has_to_be_free_for_some_time() {
         let mut w = new();
-        assert_eq!(w.look(&seen(0, 110, 50)), Step::Nothing);
-        assert_eq!(w.look(&seen(49, 110, 50)), Step::Nothing);
+        assert_eq!(w.step(&seen(0, 110, 50)), Step::Nothing);
+        assert_eq!(w.step(&seen(49, 110, 50)), Step::Nothing);
         // A dip restarts the time.
-        assert_eq!(w.look(&seen(60, 109, 50)), Step::Nothing);
-        assert_eq!(w.look(&seen(160, 200, 50)), Step::Nothing);
-        assert_eq!(w.look(&seen(209, 200, 50)), Step::Nothing);
-        assert_eq!(w.look(&seen(210, 200, 50)), Step::Begin(Reach::Recent, 10));
-        assert_eq!(w.look(&seen(211, 110, 40)), Step::GoOn(10));
-        assert_eq!(w.look(&seen(212, 109, 40)), Step::Nothing, "the threshold");
+        assert_eq!(w.step(&seen(60, 109, 50)), Step::Nothing);
+        assert_eq!(w.step(&seen(160, 200, 50)), Step::Nothing);
+        assert_eq!(w.step(&seen(209, 200, 50)), Step::Nothing);
+        assert_eq!(w.step(&seen(210, 200, 50)), Step::Begin(Reach::Recent, 10));
+        assert_eq!(w.step(&seen(211, 110, 40)), Step::Continue(10));
+        assert_eq!(w.step(&seen(212, 109, 40)), Step::Nothing, "the threshold");
         assert_eq!(
-            w.look(&seen(213, 110, 40)),
+            w.step(&seen(213, 110, 40)),
             Step::Nothing,
             "the wait starts again"
         );
@@ -239,46 +239,46 @@ mod tests {
 
     #[test]
     fn a_program_that_sleeps_waits_for_longer() {
-        let asleep = |ms| Seen {
+        let asleep = |ms| Inputs {
             runs: false,
             ..seen(ms, 200, 50)
         };
         let mut w = new();
-        assert_eq!(w.look(&asleep(0)), Step::Nothing);
-        assert_eq!(w.look(&asleep(999)), Step::Nothing);
-        assert_eq!(w.look(&asleep(1000)), Step::Begin(Reach::Recent, 10));
+        assert_eq!(w.step(&asleep(0)), Step::Nothing);
+        assert_eq!(w.step(&asleep(999)), Step::Nothing);
+        assert_eq!(w.step(&asleep(1000)), Step::Begin(Reach::Recent, 10));
     }
 
     #[test]
     fn a_raised_limit_is_used_at_once_and_by_all_pages() {
         let mut w = new();
-        let with = |limit_bytes| Seen {
+        let with = |limit_bytes| Inputs {
             limit_bytes,
             ..seen(0, 200, 50)
         };
         // Unchanged, lowered, a share of the footprint, a size again.
         for limit_bytes in [64 << 20, 16 << 20, 0, 24 << 20] {
-            assert_eq!(w.look(&with(limit_bytes)), Step::Nothing, "{limit_bytes}");
+            assert_eq!(w.step(&with(limit_bytes)), Step::Nothing, "{limit_bytes}");
         }
         let raised = Step::Begin(Reach::All, 10);
-        assert_eq!(w.look(&with((24 << 20) + 1)), raised);
+        assert_eq!(w.step(&with((24 << 20) + 1)), raised);
         // Raised before the first look.
-        assert_eq!(new().look(&with(65 << 20)), raised);
+        assert_eq!(new().step(&with(65 << 20)), raised);
     }
 
     #[test]
     fn a_childs_first_seconds_and_what_is_off() {
-        let mut w = When::new(64 << 20, 500 * MS);
-        assert_eq!(w.look(&seen(0, 200, 50)), Step::Nothing);
-        assert_eq!(w.look(&seen(499, 200, 50)), Step::Nothing);
-        assert_eq!(w.look(&seen(500, 200, 50)), Step::Begin(Reach::Recent, 10));
-        let off = Seen {
+        let mut w = Schedule::new(64 << 20, 500 * MS);
+        assert_eq!(w.step(&seen(0, 200, 50)), Step::Nothing);
+        assert_eq!(w.step(&seen(499, 200, 50)), Step::Nothing);
+        assert_eq!(w.step(&seen(500, 200, 50)), Step::Begin(Reach::Recent, 10));
+        let off = Inputs {
             threshold: None,
             ..seen(501, 200, 50)
         };
-        assert_eq!(w.look(&off), Step::Nothing);
+        assert_eq!(w.step(&off), Step::Nothing);
         assert_eq!(
-            w.look(&seen(502, 200, 50)),
+            w.step(&seen(502, 200, 50)),
             Step::Nothing,
             "not under way any more"
         );
@@ -287,43 +287,43 @@ mod tests {
     #[test]
     fn what_the_hand_left_where_it_is_does_not_begin_it_again() {
         let mut w = new();
-        let _ = w.look(&seen(0, 200, 50));
-        assert_eq!(w.look(&seen(100, 200, 50)), Step::Begin(Reach::Recent, 10));
-        w.through(30);
+        let _ = w.step(&seen(0, 200, 50));
+        assert_eq!(w.step(&seen(100, 200, 50)), Step::Begin(Reach::Recent, 10));
+        w.end(30);
         for ms in 101..2000 {
-            assert_eq!(w.look(&seen(ms, 200, 30)), Step::Nothing);
+            assert_eq!(w.step(&seen(ms, 200, 30)), Step::Nothing);
         }
         assert_eq!(
-            w.look(&seen(2000, 200, 25)),
+            w.step(&seen(2000, 200, 25)),
             Step::Nothing,
             "some came on demand"
         );
-        assert_eq!(w.look(&seen(2001, 200, 34)), Step::Nothing);
-        assert_eq!(w.look(&seen(2002, 200, 35)), Step::Begin(Reach::Recent, 10));
+        assert_eq!(w.step(&seen(2001, 200, 34)), Step::Nothing);
+        assert_eq!(w.step(&seen(2002, 200, 35)), Step::Begin(Reach::Recent, 10));
     }
 
     #[test]
     fn fewer_pages_than_a_batch_come_too() {
         let mut w = new();
-        let _ = w.look(&seen(0, 200, 3));
-        assert_eq!(w.look(&seen(100, 200, 3)), Step::Begin(Reach::Recent, 10));
+        let _ = w.step(&seen(0, 200, 3));
+        assert_eq!(w.step(&seen(100, 200, 3)), Step::Begin(Reach::Recent, 10));
     }
 
     /// An episode of 640 pages, after which 320 were evicted again, with 20 samples of which `used` were used.
-    fn after_episode(w: &mut When, at_ms: u64, used: u64) -> Step {
-        let _ = w.look(&seen(at_ms, 1000, 900));
+    fn after_episode(w: &mut Schedule, at_ms: u64, used: u64) -> Step {
+        let _ = w.step(&seen(at_ms, 1000, 900));
         assert!(matches!(
-            w.look(&seen(at_ms + 100, 1000, 900)),
+            w.step(&seen(at_ms + 100, 1000, 900)),
             Step::Begin(..)
         ));
-        w.came(640, 20);
-        w.through(0);
-        let later = |ms| Seen {
+        w.record(640, 20);
+        w.end(0);
+        let later = |ms| Inputs {
             evicted: 320,
             used,
             ..seen(ms, 1000, 900)
         };
-        w.look(&later(at_ms + 200))
+        w.step(&later(at_ms + 200))
     }
 
     #[test]
@@ -331,26 +331,26 @@ mod tests {
         assert!(matches!(after_episode(&mut new(), 0, 5), Step::Begin(..)));
         let mut w = new();
         assert_eq!(after_episode(&mut w, 0, 4), Step::Nothing);
-        let later = |ms| Seen {
+        let later = |ms| Inputs {
             evicted: 320,
             used: 4,
             ..seen(ms, 1000, 900)
         };
-        assert_eq!(w.look(&later(2199)), Step::Nothing);
+        assert_eq!(w.step(&later(2199)), Step::Nothing);
         assert!(
-            matches!(w.look(&later(2200)), Step::Begin(..)),
+            matches!(w.step(&later(2200)), Step::Begin(..)),
             "two seconds"
         );
-        w.came(640, 20);
-        w.through(0);
-        let more = |ms| Seen {
+        w.record(640, 20);
+        w.end(0);
+        let more = |ms| Inputs {
             evicted: 640,
             ..later(ms)
         };
-        assert_eq!(w.look(&more(2400)), Step::Nothing);
-        assert_eq!(w.look(&more(2400 + 3999)), Step::Nothing);
+        assert_eq!(w.step(&more(2400)), Step::Nothing);
+        assert_eq!(w.step(&more(2400 + 3999)), Step::Nothing);
         assert!(
-            matches!(w.look(&more(2400 + 4000)), Step::Begin(..)),
+            matches!(w.step(&more(2400 + 4000)), Step::Begin(..)),
             "four"
         );
     }
@@ -358,15 +358,15 @@ mod tests {
     #[test]
     fn nobody_is_in_the_way_while_nothing_leaves() {
         let mut w = new();
-        let _ = w.look(&seen(0, 1000, 900));
-        let _ = w.look(&seen(100, 1000, 900));
-        w.came(640, 20);
-        w.through(0);
-        let few = Seen {
+        let _ = w.step(&seen(0, 1000, 900));
+        let _ = w.step(&seen(100, 1000, 900));
+        w.record(640, 20);
+        w.end(0);
+        let few = Inputs {
             evicted: 159,
             ..seen(200, 1000, 900)
         };
-        assert!(matches!(w.look(&few), Step::Begin(..)));
+        assert!(matches!(w.step(&few), Step::Begin(..)));
     }
 
     /// A tenant of one process, page by page, with the real reclaim policy: it starts above `START` below the limit and
@@ -431,7 +431,7 @@ mod tests {
             batch in 1..64i64,
         ) {
             let mut m = Model { limit: 1000, local: 0, far: 0, evicted: 0 };
-            let mut w = When::new(1000 << 12, 0);
+            let mut w = Schedule::new(1000 << 12, 0);
             let threshold = floor(setting, STOP);
             prop_assert!(threshold > STOP);
             let mut now_ns = 0;
@@ -454,7 +454,7 @@ mod tests {
                 loop {
                     let free = m.limit - m.local;
                     looks.push((now_ns, m.far > 0 && free >= threshold + batch));
-                    let seen = Seen {
+                    let seen = Inputs {
                         now_ns,
                         limit_bytes: (m.limit as u64) << 12,
                         free,
@@ -465,7 +465,7 @@ mod tests {
                         used: 0,
                         runs: true,
                     };
-                    let n = match w.look(&seen) {
+                    let n = match w.step(&seen) {
                         Step::Nothing => { under_way = false; break }
                         Step::Begin(Reach::All, n) => { prop_assert!(raised); n }
                         Step::Begin(Reach::Recent, n) => {
@@ -474,14 +474,14 @@ mod tests {
                             prop_assert!(!under_way && now_ns - since >= SETTLE_NS);
                             n
                         }
-                        Step::GoOn(n) => { prop_assert!(under_way); n }
+                        Step::Continue(n) => { prop_assert!(under_way); n }
                     };
                     under_way = true;
                     let n = n.min(m.far);
                     prop_assert!(n > 0);
                     m.far -= n;
                     m.local += n;
-                    w.came(n as u64, 0);
+                    w.record(n as u64, 0);
                     prop_assert!(m.limit - m.local >= threshold, "the threshold stays free");
                     prop_assert_eq!(m.reclaim(), 0, "reclaim has nothing to do");
                 }
@@ -490,11 +490,11 @@ mod tests {
             for _ in 0..2 {
                 now_ns += SETTLE_NS;
                 loop {
-                    let seen = Seen {
+                    let seen = Inputs {
                         now_ns, limit_bytes: (m.limit as u64) << 12, free: m.limit - m.local,
                         threshold: Some(threshold), batch, far: m.far, evicted: m.evicted, used: 0, runs: true,
                     };
-                    let (Step::Begin(_, n) | Step::GoOn(n)) = w.look(&seen) else { break };
+                    let (Step::Begin(_, n) | Step::Continue(n)) = w.step(&seen) else { break };
                     let n = n.min(m.far);
                     m.far -= n;
                     m.local += n;

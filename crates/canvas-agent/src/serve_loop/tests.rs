@@ -13,10 +13,10 @@ pub(crate) struct Counts {
     /// Requests left.
     pub(crate) left: Arc<AtomicUsize>,
     order: Arc<Mutex<Vec<(u64, usize)>>>,
-    share: Live,
+    share: LiveShare,
     /// Time of the thread for each request.
     cost: Duration,
-    /// See [`Served::due_in`].
+    /// See [`TenantAgent::due_in`].
     due_in: Option<Duration>,
     /// Polls of the store.
     reaped: Arc<AtomicUsize>,
@@ -25,7 +25,7 @@ pub(crate) struct Counts {
     read: Arc<AtomicUsize>,
 }
 
-impl Served for Counts {
+impl TenantAgent for Counts {
     fn start(&mut self, _: Decision, _: u64) {}
     fn flush(&mut self) {}
     fn reap(&mut self, _: &mut Dispatch, _: u64) -> bool {
@@ -35,8 +35,8 @@ impl Served for Counts {
     fn due_in(&self) -> Option<Duration> {
         self.due_in
     }
-    fn gather(&mut self, _: &mut Dispatch, _: u64, most: usize) -> Found {
-        self.far.rung(|_| ());
+    fn gather(&mut self, _: &mut Dispatch, _: u64, most: usize) -> Gathered {
+        self.far.take_notified(|_| ());
         let left = self.left.load(Relaxed);
         let done = left.min(most);
         self.left.store(left - done, Relaxed);
@@ -45,7 +45,7 @@ impl Served for Counts {
             let until = Instant::now() + self.cost * done as u32;
             while Instant::now() < until {}
         }
-        Found {
+        Gathered {
             work: done > 0,
             more: left > done,
             held_back: left > done,
@@ -73,18 +73,18 @@ impl Served for Counts {
     fn is_ready(&self) -> bool {
         self.left.load(Relaxed) > 0
     }
-    fn leave(&mut self) {}
+    fn free_all(&mut self) {}
     fn far(&self) -> &'static Far {
         self.far
     }
-    fn share(&self) -> &Live {
+    fn share(&self) -> &LiveShare {
         &self.share
     }
 }
 
 struct Tenants {
-    host: Host,
-    share: Vec<Live>,
+    serving: ServeLoop,
+    share: Vec<LiveShare>,
     far: Vec<&'static Far>,
     left: Vec<Arc<AtomicUsize>>,
     order: Arc<Mutex<Vec<(u64, usize)>>>,
@@ -99,7 +99,7 @@ fn tenants(n: u64) -> Tenants {
 /// Tenants with requests that each cost this much.
 fn costly(costs: &[Duration]) -> Tenants {
     let mut t = Tenants {
-        host: Host::new(Duration::ZERO, Dispatch::new()),
+        serving: ServeLoop::new(Duration::ZERO, Dispatch::new()),
         share: Vec::new(),
         far: Vec::new(),
         left: Vec::new(),
@@ -111,8 +111,8 @@ fn costly(costs: &[Duration]) -> Tenants {
         let (fd, _) = Segment::create(true).unwrap();
         let far = Far::map(&fd).unwrap();
         let left = Arc::new(AtomicUsize::new(0));
-        let share = Live::default();
-        t.host.add(
+        let share = LiveShare::default();
+        t.serving.add(
             id,
             Box::new(Counts {
                 id,
@@ -143,8 +143,8 @@ fn a_share_is_changed_of_one_tenant() {
         ..Share::default()
     };
     let before = t.share[1].version();
-    t.host.set_share(1, more);
-    t.host.set_share(9, more);
+    t.serving.set_share(1, more);
+    t.serving.set_share(9, more);
     assert_eq!(
         (t.share[0].get(), t.share[1].get()),
         (Share::default(), more)
@@ -158,7 +158,7 @@ fn a_busy_tenant_does_not_keep_the_others_waiting() {
     t.left[0].store(REQUESTS_MAX * 4, Relaxed);
     t.left[1].store(1, Relaxed);
     t.left[2].store(REQUESTS_MAX + 1, Relaxed);
-    while t.host.round() {}
+    while t.serving.round() {}
     let order = t.order.lock().unwrap();
     let of = |id| order.iter().position(|(who, _)| *who == id).unwrap();
     assert!(of(1) < 3 && of(2) < 3, "{order:?}");
@@ -182,12 +182,12 @@ fn a_tenant_whose_requests_are_dear_leaves_the_others_their_time() {
         weight: 2 * Share::default().weight,
         ..Share::default()
     };
-    t.host.set_share(2, heavy);
+    t.serving.set_share(2, heavy);
     for left in &t.left {
         left.store(1_000_000, Relaxed);
     }
     for _ in 0..400 {
-        assert!(t.host.round());
+        assert!(t.serving.round());
     }
     let done = |id: usize| 1_000_000 - t.left[id].load(Relaxed) as u64;
     let ns = |id: usize| t.far[id].stats.agent_ns.load(Relaxed);
@@ -211,14 +211,14 @@ fn a_thread_that_always_has_work_is_seen_to_be_full() {
         .iter()
         .for_each(|left| left.store(1_000_000, Relaxed));
     let served_ns = |t: &Tenants| -> u64 {
-        let seats = t.host.seats.iter();
-        seats.map(|s| s.served_ns.load(Relaxed)).sum()
+        let slots = t.serving.slots.iter();
+        slots.map(|s| s.served_ns.load(Relaxed)).sum()
     };
     // The first rounds learn the cost of requests.
-    (0..50).for_each(|_| assert!(t.host.round()));
+    (0..50).for_each(|_| assert!(t.serving.round()));
     let (began_ns, before_ns) = (thread_ns(), served_ns(&t));
     t.order.lock().unwrap().clear();
-    (0..400).for_each(|_| assert!(t.host.round()));
+    (0..400).for_each(|_| assert!(t.serving.round()));
     let (used_ns, served_ns) = (thread_ns() - began_ns, served_ns(&t) - before_ns);
     // There was work all the time, and none of it is counted twice.
     assert!(!t.order.lock().unwrap().is_empty());
@@ -233,24 +233,24 @@ fn a_tenant_that_rings_for_nothing_does_not_keep_the_thread_awake() {
     let mut t = tenants(2);
     let mut seen = 0;
     for _ in 0..10_000 {
-        t.far[0].ring(5);
-        t.host.round();
-        seen += usize::from(t.host.seats[0].barred.is_some());
+        t.far[0].notify(5);
+        t.serving.round();
+        seen += usize::from(t.serving.slots[0].throttled_until.is_some());
     }
     assert!(seen > 5_000, "{seen} of 10000 rounds");
     // Its requests are found all the same, and then it is noticed at once again.
     t.left[0].store(1, Relaxed);
     while t.left[0].load(Relaxed) > 0 {
-        t.host.round();
+        t.serving.round();
     }
-    assert!(t.host.seats[0].barred.is_none());
-    // A tenant that notifies for real work is never barred.
+    assert!(t.serving.slots[0].throttled_until.is_none());
+    // A tenant that notifies for real work is never throttled_until.
     for _ in 0..1000 {
         t.left[1].store(1, Relaxed);
-        t.far[1].ring(5);
+        t.far[1].notify(5);
         while t.left[1].load(Relaxed) > 0 {
-            assert!(t.host.seats[1].barred.is_none());
-            t.host.round();
+            assert!(t.serving.slots[1].throttled_until.is_none());
+            t.serving.round();
         }
     }
 }
@@ -258,14 +258,14 @@ fn a_tenant_that_rings_for_nothing_does_not_keep_the_thread_awake() {
 #[test]
 fn a_quiet_tenant_is_looked_at_when_it_rings() {
     let mut t = tenants(2);
-    while t.host.seats.iter().any(|s| s.asleep.is_none()) {
-        t.host.round();
+    while t.serving.slots.iter().any(|s| s.asleep.is_none()) {
+        t.serving.round();
     }
     t.left[1].store(5, Relaxed);
-    t.host.round();
+    t.serving.round();
     assert_eq!(t.left[1].load(Relaxed), 5, "nobody rang");
-    assert!(t.far[1].ring(7), "it must be woken");
-    assert!(t.host.round());
+    assert!(t.far[1].notify(7), "it must be woken");
+    assert!(t.serving.round());
     assert_eq!(t.left[1].load(Relaxed), 0);
 }
 
@@ -282,30 +282,30 @@ fn what_a_store_is_due_to_do_is_done_while_its_tenant_sleeps() {
             far: Far::map(&fd).unwrap(),
             left: Arc::default(),
             order: t.order.clone(),
-            share: Live::default(),
+            share: LiveShare::default(),
             cost: Duration::ZERO,
             due_in,
             reaped: reaped.clone(),
             direct: Arc::default(),
             read: Arc::default(),
         };
-        t.host.add(id, Box::new(agent), Arc::default());
+        t.serving.add(id, Box::new(agent), Arc::default());
     }
-    let bells = t.host.seats.len();
-    while t.host.seats.iter().any(|s| s.asleep.is_none()) {
-        t.host.round();
+    let armed = t.serving.slots.len();
+    while t.serving.slots.iter().any(|s| s.asleep.is_none()) {
+        t.serving.round();
     }
     let looks = || reaped.iter().map(|r| r.load(Relaxed)).collect::<Vec<_>>();
     let now = Instant::now();
-    assert_eq!(t.host.rest_in(bells, now), Duration::ZERO);
+    assert_eq!(t.serving.sleep_max(armed, now), Duration::ZERO);
     let before = looks();
-    t.host.round();
+    t.serving.round();
     assert_eq!(looks(), [before[0], before[1] + 1, before[2]]);
     // Without it the thread sleeps as long as ever; with a later due time, until then.
-    t.host.remove(2);
-    let asleep = |t: &Tenants| t.host.rest_in(bells - 1, now);
+    t.serving.remove(2);
+    let asleep = |t: &Tenants| t.serving.sleep_max(armed - 1, now);
     assert_eq!(asleep(&t), SLEEP_MAX);
-    t.host.seats[1].due = Some(now + Duration::from_millis(7));
+    t.serving.slots[1].due = Some(now + Duration::from_millis(7));
     assert_eq!(asleep(&t), Duration::from_millis(7));
 }
 
@@ -315,19 +315,19 @@ fn all_bells_wake_the_thread() {
     for n in [0, 1, 3, 200] {
         let mut t = tenants(n);
         let (far, left) = (t.far.clone(), t.left.clone());
-        let bell = t.host.dispatch.bell().clone();
+        let notifier = t.serving.dispatch.notifier().clone();
         std::thread::scope(|s| {
-            let host = &mut t.host;
+            let serving = &mut t.serving;
             let mut calls = 0;
             let serving = s.spawn(move || {
-                host.serve(|_| {
+                serving.serve(|_| {
                     calls += 1;
                     calls < 3
                 });
             });
             for (far, left) in far.iter().zip(&left).take(150) {
                 left.store(3, SeqCst);
-                if far.ring(0) {
+                if far.notify(0) {
                     futex_wake(&far.asleep, 1);
                 }
                 while left.load(SeqCst) > 0 {
@@ -336,7 +336,7 @@ fn all_bells_wake_the_thread() {
             }
             // The second notification may be noticed together with the first.
             while !serving.is_finished() {
-                bell.ring();
+                notifier.notify();
                 std::thread::sleep(Duration::from_millis(1));
             }
         });
@@ -345,13 +345,13 @@ fn all_bells_wake_the_thread() {
 
 #[test]
 fn tenants_that_come_and_go_leave_nothing_on_the_lanes() {
-    const LANES: [Lane; 4] = [Lane::In, Lane::Out, Lane::Disk(0), Lane::Disk(7)];
+    const LINKS: [IoLink; 4] = [IoLink::In, IoLink::Out, IoLink::Disk(0), IoLink::Disk(7)];
     let mut t = tenants(1);
     for id in 0..1000 {
-        let dispatch = &mut t.host.dispatch;
-        for lane in LANES {
+        let dispatch = &mut t.serving.dispatch;
+        for link in LINKS {
             for class in Class::ALL {
-                let taken = dispatch.submit(id, class, lane, 32 << 10, 7, 0);
+                let taken = dispatch.submit(id, class, link, 32 << 10, 7, 0);
                 assert!(taken.is_some());
             }
         }
@@ -361,32 +361,35 @@ fn tenants_that_come_and_go_leave_nothing_on_the_lanes() {
         }
         assert_eq!(
             begun,
-            3 * LANES.len(),
+            3 * LINKS.len(),
             "the links have room for tenant {id}"
         );
         // Nobody will report the end of its operations.
-        let agent = t.host.remove(id).unwrap();
-        t.host.add(id + 1, agent, Arc::default());
+        let agent = t.serving.remove(id).unwrap();
+        t.serving.add(id + 1, agent, Arc::default());
     }
-    for lane in LANES {
-        assert_eq!(t.host.dispatch.lane(lane).unwrap().under_way_bytes, 0);
+    for link in LINKS {
+        assert_eq!(
+            t.serving.dispatch.link_stats(link).unwrap().under_way_bytes,
+            0
+        );
     }
 }
 
 #[test]
 fn a_tenant_that_leaves_is_given_back() {
     let mut t = tenants(3);
-    t.host.round();
-    assert!(t.host.remove(1).is_some() && t.host.remove(1).is_none());
-    t.host.round();
-    assert_eq!(t.host.remove_all().len(), 2);
-    assert!(!t.host.round());
+    t.serving.round();
+    assert!(t.serving.remove(1).is_some() && t.serving.remove(1).is_none());
+    t.serving.round();
+    assert_eq!(t.serving.remove_all().len(), 2);
+    assert!(!t.serving.round());
 }
 
 #[test]
 fn a_tenant_is_alone_until_another_one_uses_the_links() {
     let Tenants {
-        mut host,
+        mut serving,
         direct,
         read,
         ..
@@ -404,13 +407,13 @@ fn a_tenant_is_alone_until_another_one_uses_the_links() {
         (33, vec![], vec![1], [false; 3]),
         (37, vec![], vec![1], [false, true, false]),
     ] {
-        for seat in &mut host.seats {
-            seat.worked = works.contains(&(seat.id as usize));
+        for slot in &mut serving.slots {
+            slot.worked = works.contains(&(slot.id as usize));
         }
         reads
             .iter()
             .for_each(|id: &usize| read[*id].store(4096, Relaxed));
-        host.look_at_rates(began + ACTIVE * at / 10);
+        serving.update_rates(began + ACTIVE * at / 10);
         let all = |i: usize| *direct[i].lock().unwrap() == Direct::All;
         assert_eq!([0, 1, 2].map(all), alone, "{at}");
     }

@@ -6,7 +6,7 @@ use canvas_types::sync::{AtomicBool, AtomicU32, Ordering};
 /// States in which the claimer of the channel owns it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
-pub enum Claimers {
+pub enum ClaimerState {
     /// There is none.
     None = 0,
     /// It is created, and not connected.
@@ -20,7 +20,7 @@ pub enum Claimers {
 /// Commands for the thread, which owns it until the command is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
-pub enum Threads {
+pub enum ThreadCommand {
     /// Create it.
     Make = 16,
     /// Connect it.
@@ -30,58 +30,58 @@ pub enum Threads {
 }
 
 /// Ownership of one queue pair.
-pub struct Turn {
+pub struct Handoff {
     state: AtomicU32,
     /// It must be ended when the thread returns it.
     unwanted: AtomicBool,
 }
 
-impl Turn {
+impl Handoff {
     /// There is no queue pair.
     #[allow(clippy::new_without_default)]
-    pub const fn new() -> Turn {
-        Turn {
-            state: AtomicU32::new(Claimers::None as u32),
+    pub const fn new() -> Handoff {
+        Handoff {
+            state: AtomicU32::new(ClaimerState::None as u32),
             unwanted: AtomicBool::new(false),
         }
     }
 
     /// Claimer: its state, or `None` while the thread owns it. `Err` when it was to be ended and now goes to the thread
     /// for that: the thread must be notified.
-    pub fn claimers(&self) -> Result<Option<Claimers>, Changed> {
+    pub fn claimer_state(&self) -> Result<Option<ClaimerState>, NotifyThread> {
         let state = match self.state.load(Ordering::Acquire) {
-            0 => Claimers::None,
-            1 => Claimers::Made,
-            2 => Claimers::Ready,
-            3 => Claimers::Failed,
+            0 => ClaimerState::None,
+            1 => ClaimerState::Made,
+            2 => ClaimerState::Ready,
+            3 => ClaimerState::Failed,
             _ => return Ok(None),
         };
         // Only the claimer uses this flag.
         if self.unwanted.load(Ordering::Relaxed) {
             self.unwanted.store(false, Ordering::Relaxed);
-            if state != Claimers::None {
-                self.give(Threads::End);
-                return Err(Changed);
+            if state != ClaimerState::None {
+                self.hand_over(ThreadCommand::End);
+                return Err(NotifyThread);
             }
         }
         Ok(Some(state))
     }
 
     /// Claimer, as its owner: passes it to the thread with this command; the thread must be notified.
-    pub fn give(&self, what: Threads) {
+    pub fn hand_over(&self, what: ThreadCommand) {
         self.state.store(what as u32, Ordering::Release);
     }
 
     /// Claimer: ends it, whoever owns it. `Err` when the thread must be notified.
-    pub fn let_go(&self) -> Result<(), Changed> {
-        match self.claimers()? {
-            Some(Claimers::None) => Ok(()),
+    pub fn end(&self) -> Result<(), NotifyThread> {
+        match self.claimer_state()? {
+            Some(ClaimerState::None) => Ok(()),
             Some(_) => {
-                self.give(Threads::End);
-                Err(Changed)
+                self.hand_over(ThreadCommand::End);
+                Err(NotifyThread)
             }
             None => {
-                if self.state.load(Ordering::Relaxed) != Threads::End as u32 {
+                if self.state.load(Ordering::Relaxed) != ThreadCommand::End as u32 {
                     self.unwanted.store(true, Ordering::Relaxed);
                 }
                 Ok(())
@@ -90,27 +90,27 @@ impl Turn {
     }
 
     /// Thread: its command, if it owns the queue pair.
-    pub fn threads(&self) -> Option<Threads> {
+    pub fn command(&self) -> Option<ThreadCommand> {
         match self.state.load(Ordering::Acquire) {
-            16 => Some(Threads::Make),
-            17 => Some(Threads::Connect),
-            18 => Some(Threads::End),
+            16 => Some(ThreadCommand::Make),
+            17 => Some(ThreadCommand::Connect),
+            18 => Some(ThreadCommand::End),
             _ => None,
         }
     }
 
     /// Thread, as its owner: the command is done.
-    pub fn give_back(&self, state: Claimers) {
+    pub fn complete(&self, state: ClaimerState) {
         self.state.store(state as u32, Ordering::Release);
     }
 
     /// In a fork's child, with one thread: there is no queue pair.
-    pub fn forget(&self) {
+    pub fn reset(&self) {
         self.unwanted.store(false, Ordering::Relaxed);
-        self.give_back(Claimers::None);
+        self.complete(ClaimerState::None);
     }
 }
 
 /// The thread has something to do, and must be notified.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Changed;
+pub struct NotifyThread;

@@ -5,19 +5,19 @@ use std::time::{Duration, Instant};
 
 use canvas_wire::frame::Request;
 
-use super::{Call, Replicas};
+use super::{Purpose, Replicas};
 
 /// Pause between two polls for answers.
-const LOOK: Duration = Duration::from_micros(200);
+const POLL_PAUSE: Duration = Duration::from_micros(200);
 
 impl Replicas {
     /// Frees all slabs at reachable donors, and waits at most `patience` for their answers.
-    pub(super) fn leave(&mut self, patience: Duration) {
+    pub(super) fn free_all(&mut self, patience: Duration) {
         let until = Instant::now() + patience;
         // Nobody waits for the other answers any more. A slab that is being allocated is freed once its handle is
         // known.
         self.calls
-            .retain(|_, sent| matches!(sent.call, Call::Alloc(_)));
+            .retain(|_, sent| matches!(sent.purpose, Purpose::Alloc(_)));
         for slab in std::mem::take(&mut self.map).into_values() {
             let lent = slab.replicas.iter().map(|copy| (copy.donor, copy.handle));
             self.useless.extend(lent);
@@ -26,7 +26,7 @@ impl Replicas {
             // A full link takes the rest later; an unreachable donor gets no message.
             let mut useless = std::mem::take(&mut self.useless);
             useless.retain(|&(donor, handle)| {
-                !self.submit(donor, Call::Garbage, &Request::Free { handle })
+                !self.submit(donor, Purpose::Garbage, &Request::Free { handle })
                     && !self.donors[donor].links.is_empty()
             });
             self.useless = useless;
@@ -34,7 +34,7 @@ impl Replicas {
                 self.poll_donor(donor, true);
             }
             if !self.calls.is_empty() {
-                sleep(LOOK);
+                sleep(POLL_PAUSE);
             }
         }
     }

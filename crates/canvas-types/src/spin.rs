@@ -21,7 +21,7 @@ const TRIES: u32 = 16;
 
 /// A thread's statistics of its waits for one kind of event. Times are in ns.
 #[derive(Clone, Copy, Debug)]
-pub struct Look {
+pub struct SpinBudget {
     /// The shortest poll; 0: never poll.
     least: u64,
     /// How long the event takes to arrive: a moving average.
@@ -30,10 +30,10 @@ pub struct Look {
     waits: u32,
 }
 
-impl Look {
+impl SpinBudget {
     /// Polls for at least `least_ns` if at all, and at most eight times as long; never if `least_ns` is 0.
-    pub const fn new(least_ns: u64) -> Look {
-        Look {
+    pub const fn new(least_ns: u64) -> SpinBudget {
+        SpinBudget {
             least: if least_ns > LEAST_MAX {
                 LEAST_MAX
             } else {
@@ -60,7 +60,7 @@ impl Look {
     }
 
     /// Records a wait that ended after `took_ns`.
-    pub fn came(&mut self, took_ns: u64) {
+    pub fn record(&mut self, took_ns: u64) {
         // A suspend of the whole machine counts no more than a long wait.
         let took = took_ns.min(2 * self.most());
         self.usual = ewma::<1, 8>(self.usual, took);
@@ -74,15 +74,15 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn after(took_ns: u64, waits: u32) -> Look {
-        let mut look = Look::new(50_000);
-        (0..waits).for_each(|_| look.came(took_ns));
-        look
+    fn after(took_ns: u64, waits: u32) -> SpinBudget {
+        let mut budget = SpinBudget::new(50_000);
+        (0..waits).for_each(|_| budget.record(took_ns));
+        budget
     }
 
     #[test]
     fn it_follows_what_waits_take() {
-        assert_eq!(Look::new(50_000).limit_ns(), 50_000);
+        assert_eq!(SpinBudget::new(50_000).limit_ns(), 50_000);
         assert_eq!(after(10_000, 100).limit_ns(), 50_000);
         assert!((110_000..=120_000).contains(&after(60_000, 100).limit_ns()));
         assert_eq!(after(300_000, 100).limit_ns(), 400_000);
@@ -91,20 +91,20 @@ mod tests {
 
     #[test]
     fn one_stop_changes_little() {
-        let mut look = after(60_000, 100);
-        look.came(1_000_000_000);
-        assert!(look.limit_ns() >= 110_000);
+        let mut budget = after(60_000, 100);
+        budget.record(1_000_000_000);
+        assert!(budget.limit_ns() >= 110_000);
     }
 
     #[test]
     fn what_takes_too_long_is_tried_now_and_then() {
-        let mut look = after(1_000_000, EPOCH);
-        let looked = (0..EPOCH).filter(|_| {
-            let limit = look.limit_ns();
-            look.came(1_000_000);
+        let mut budget = after(1_000_000, EPOCH);
+        let polled = (0..EPOCH).filter(|_| {
+            let limit = budget.limit_ns();
+            budget.record(1_000_000);
             limit > 0
         });
-        assert_eq!(looked.count() as u32, TRIES);
+        assert_eq!(polled.count() as u32, TRIES);
     }
 
     /// An end that sleeps answers 100 us later; transfer and work take 210 us.
@@ -115,7 +115,7 @@ mod tests {
         for _ in 0..2 * EPOCH {
             let sleeps = ends.map(|end| end.limit_ns() < 210_000);
             let took = 210_000 + 100_000 * sleeps.iter().filter(|s| **s).count() as u64;
-            ends.iter_mut().for_each(|end| end.came(took));
+            ends.iter_mut().for_each(|end| end.record(took));
             asleep += u32::from(sleeps[0]);
         }
         assert!(asleep < EPOCH, "{asleep}");
@@ -124,16 +124,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn looks_stay_within_their_bounds(
+        fn polls_stay_within_their_bounds(
             least in prop_oneof![Just(0u64), 1..=u64::MAX],
             waits in prop::collection::vec(any::<u64>(), 0..50),
         ) {
-            let mut look = Look::new(least);
+            let mut budget = SpinBudget::new(least);
             for took in waits {
-                let limit = look.limit_ns();
-                prop_assert!(limit <= look.most());
+                let limit = budget.limit_ns();
+                prop_assert!(limit <= budget.most());
                 prop_assert!(limit == 0 || limit >= least.min(LEAST_MAX));
-                look.came(took);
+                budget.record(took);
             }
         }
     }
