@@ -3,7 +3,7 @@
 //! | search | for | over | a new round |
 //! |---|---|---|---|
 //! | [`clock`](crate::pager::clock) | victims | chunks | is a sweep, which hot pages may survive |
-//! | [`demotion`](crate::pager::demotion) | far pages to demote, from the pool or a node | pages | changes the least age |
+//! | [`demotion`](crate::pager::demotion) | far pages to demote from pool or node | pages | changes the least age |
 //! | [`copies`](crate::pager::copies) | copies of resident pages to drop | pages | |
 //! | [`swapin`](crate::pager::swapin) | far pages to promote | pages | doubles the highest rank |
 //! | [`shared`](crate::pager::shared) | shared victims; shared copies to demote or drop | pages | |
