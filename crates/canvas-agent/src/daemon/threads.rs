@@ -328,7 +328,7 @@ mod tests {
     use super::*;
     use crate::direct::Direct;
     use crate::dispatch::IoLink;
-    use crate::serve_loop::Found;
+    use crate::serve_loop::Gathered;
     use crate::share::LiveShare;
     use canvas_sched::{Class, Decision, LinkConfig, Ticket};
     use canvas_shm::{Far, Segment};
@@ -359,7 +359,7 @@ mod tests {
     }
 
     impl TenantAgent for Asks {
-        fn gather(&mut self, dispatch: &mut Dispatch, id: u64, most: usize) -> Found {
+        fn gather(&mut self, dispatch: &mut Dispatch, id: u64, most: usize) -> Gathered {
             self.alone(|own| {
                 own.far.take_notified(|_| ());
                 // A queue holds no more than an agent has under way.
@@ -371,7 +371,7 @@ mod tests {
                     let ticket = dispatch.submit(id, Class::Demand, IoLink::In, BYTES, tag, now_ns);
                     own.tickets.insert(tag.into(), ticket.unwrap());
                 }
-                Found {
+                Gathered {
                     work: taken > 0,
                     more: own.left > 0 && taken == most,
                     held_back: own.left > 0 && taken == most,
