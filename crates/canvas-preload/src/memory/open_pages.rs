@@ -67,6 +67,6 @@ pub fn close_open(page: PageId) -> bool {
     }
     let _held = lock();
     let end = end_page(BREAK.now.load(Ordering::Relaxed));
-    let is_open = (end..OPEN_UNTIL.load(Ordering::Relaxed)).contains(&page.0);
+    let is_open = (end..BREAK.open_until.load(Ordering::Relaxed)).contains(&page.0);
     is_open && close(end).is_ok()
 }

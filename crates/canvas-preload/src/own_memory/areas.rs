@@ -157,7 +157,6 @@ state! {
     static AREAS: Areas {
         /// One past the highest block with a resident page.
         high_block: CacheAligned<AtomicU32> = CacheAligned(AtomicU32::new(0)),
-        words: Steps<{ WORDS_STEPS / 64 }> = Steps::new(),
         blocks: Steps<{ WINDOW_BLOCKS / BLOCKS_STEP / 64 }> = Steps::new(),
         deep: Steps<{ far::SLABS_MAX / DEEP_STEP / 64 }> = Steps::new(),
         /// Pages whose words are open.
@@ -172,6 +171,8 @@ state! {
         regions_of_partition: Mark = Mark::new(16 << 10),
     }
 }
+/// Which page words are open. All zeros, which apart from the rest take no room in the library's file.
+static WORDS: Steps<{ WORDS_STEPS / 64 }> = Steps::new();
 
 /// Opens the tables for the pages `start..end`, which are about to become accessible, and an entry for each page.
 /// Returns how many entries may be used, if their number has grown.
@@ -191,7 +192,7 @@ pub fn open_pages(start: u32, end: u32) -> Result<Option<usize>, Errno> {
     let blocks = steps(BLOCKS_STEP * BLOCK_PAGES);
     AREAS.blocks.reach(blocks, of_blocks)?;
     let of_words = |run: Range<usize>| open(tables(run.start * WORDS_STEP), run.len() * WORDS_STEP);
-    let opened = AREAS.words.reach(steps(WORDS_STEP / 8), of_words)?;
+    let opened = WORDS.reach(steps(WORDS_STEP / 8), of_words)?;
     if opened == 0 {
         return Ok(None);
     }

@@ -110,8 +110,7 @@ fn begin_round(now: u64) -> bool {
             return false;
         }
     }
-    ROUND
-        .began_at
+    SWAP.began_at
         .store(SWAP.at.load(Ordering::Relaxed), Ordering::Relaxed);
     SWAP.to_give.store(ROUND_PAGES, Ordering::Relaxed);
     true
