@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use canvas_core::swap::extent::EXTENT_BYTES;
-use canvas_shm::mailbox::{Ask, DEMANDS, Kind, Status};
+use canvas_shm::mailbox::{DEMANDS, Kind, RequestFields, Status};
 use canvas_shm::{Far, Mailbox};
 use canvas_sys::proc;
 use canvas_types::ExtentRef;
@@ -68,7 +68,7 @@ impl<'t> Extents<'t> {
 
     fn read(&mut self, extent: u32) -> Result<(), Why> {
         let i = self.claim()?;
-        let ask = Ask {
+        let ask = RequestFields {
             kind: Kind::Read,
             extent,
             offset: 0,

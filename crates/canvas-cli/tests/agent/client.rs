@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use canvas_core::swap::extent::{Line, Packer};
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS, slab_state};
-use canvas_shm::mailbox::{Ask, DEMANDS, Kind, Status, WRITES};
+use canvas_shm::mailbox::{DEMANDS, Kind, RequestFields, Status, WRITES};
 use canvas_shm::segment::ENV_SEGMENT_FD;
 use canvas_shm::{Far, Segment, lives};
 use canvas_sys::proc::{futex_wait, futex_wake, now_ns};
@@ -41,7 +41,7 @@ impl Client {
     /// Posts a request and waits; `fill` prepares the buffer, `look` reads it afterwards.
     pub fn ask(
         &self,
-        ask: Ask,
+        ask: RequestFields,
         fill: impl FnOnce(&Far, usize),
         look: impl FnOnce(&Far, usize),
     ) -> Status {
@@ -75,7 +75,7 @@ impl Client {
     /// Writes version `version` of an extent.
     pub fn write(&self, extent: u32, version: u64) -> Status {
         let (bytes, _) = contents(extent, version);
-        let ask = Ask {
+        let ask = RequestFields {
             kind: Kind::Write,
             extent,
             offset: 0,
@@ -91,7 +91,7 @@ impl Client {
     /// Reads a range and checks it against `version`.
     pub fn read(&self, extent: u32, version: u64, range: std::ops::Range<usize>) -> Status {
         let (bytes, _) = contents(extent, version);
-        let ask = Ask {
+        let ask = RequestFields {
             kind: Kind::Read,
             extent,
             offset: range.start as u32,

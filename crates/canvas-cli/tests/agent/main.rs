@@ -15,7 +15,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use canvas_shm::far::{EXTENT_BYTES, SLAB_EXTENTS};
-use canvas_shm::mailbox::{Ask, Kind, Status};
+use canvas_shm::mailbox::{Kind, RequestFields, Status};
 use client::{Client, contents};
 use load::{Ends, load, wait_to_go_on};
 use program::{CANVAS, play};
@@ -366,7 +366,7 @@ fn hostile() {
     let first = c.take_slab().unwrap();
     assert_eq!(c.write(first, 1), Status::Ok);
     let ask = |kind, extent, offset, len| {
-        let ask = Ask {
+        let ask = RequestFields {
             kind,
             extent,
             offset,
@@ -427,7 +427,7 @@ fn hostile() {
         for n in 0..300u32 {
             let bytes = contents(first + 2 + n % 50, 1).0;
             let kind = if n % 2 == 0 { Kind::Write } else { Kind::Read };
-            let ask = Ask {
+            let ask = RequestFields {
                 kind,
                 extent: first + 2 + n % 50,
                 offset: 0,

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
 use canvas_shm::far::{EXTENT_BYTES, FAR_BYTES, SLAB_EXTENTS, slab_state};
-use canvas_shm::mailbox::{Ask, Kind, Status};
+use canvas_shm::mailbox::{Kind, RequestFields, Status};
 use canvas_shm::segment::{PROCS_MAX, SEGMENT_BYTES};
 use canvas_shm::{Far, Segment, pass};
 use canvas_sys::proc::{futex_wake, now_ns};
@@ -326,7 +326,7 @@ fn attack(how: Attack, far: &'static Far, file: &fs::File, over: &AtomicBool, se
                     _ => (0, EXTENT_BYTES as u32),
                 };
                 far.copy_in(proc, i, 0, &contents(extent, 1).0);
-                let ask = Ask {
+                let ask = RequestFields {
                     kind,
                     extent,
                     offset,

@@ -236,7 +236,7 @@ impl Disk {
         for entry in 1..=ENTRIES {
             let adopted = pool.adopt(SwapEntry(entry));
             prop_assert!(
-                !matches!(adopted, Adopted::Lost | Adopted::Twice(_)),
+                !matches!(adopted, Adopted::Lost | Adopted::Duplicate(_)),
                 "{:?}",
                 adopted
             );

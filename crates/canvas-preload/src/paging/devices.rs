@@ -10,7 +10,7 @@
 //! argument that runs on and on. Signal mode serves only a thread's own faults, so the guest would stop at its first
 //! far page. In signal mode [`refuses`] fails the creation of a machine, and monitors that can emulate one do so.
 
-use canvas_core::pager::holds::{self, Call};
+use canvas_core::pager::holds::{self, HoldingCall};
 use canvas_core::vm::{ledger, reclaim};
 use canvas_sys::{file, gate, proc};
 use canvas_types::PAGE_SIZE;
@@ -26,7 +26,7 @@ const _: () = assert!(
 );
 
 /// Holds reclaim until dropped.
-pub struct Held(Call);
+pub struct Held(HoldingCall);
 
 impl Drop for Held {
     fn drop(&mut self) {
