@@ -151,11 +151,6 @@ fn encode_counters(out: &mut Out, stat: &Stat) -> Result<(), Error> {
         let value = stat.counters.get(name).copied().unwrap_or(0);
         match counter {
             Counter::FaultsManaged => {}
-            Counter::StallNs => out.counter(
-                "canvas_stall_seconds",
-                "Time that faulting threads spent in direct reclaim.",
-                value as f64 / 1e9,
-            )?,
             Counter::FaultSleepNs => out.counter(
                 "canvas_fault_sleep_seconds",
                 "Time that threads slept in faults: until far memory answered, another process freed memory, or the pool had room.",

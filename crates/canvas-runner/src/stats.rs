@@ -187,7 +187,6 @@ struct SwapCache {
 struct Prefetch {
     issued: u64,
     used: u64,
-    late: u64,
     unused: u64,
     contribution: Option<f64>,
     accuracy: Option<f64>,
@@ -476,7 +475,6 @@ impl Prefetch {
         Prefetch {
             issued: total(Counter::PrefetchIssued),
             used,
-            late: total(Counter::PrefetchLate),
             unused: total(Counter::PrefetchUnused),
             // Canvas, section 6.3.2. Its prefetched pages wait in the swap cache, so that each use
             // is a fault that hits. Most of ours are mapped and never fault, so we count pages

@@ -18,7 +18,7 @@ use crate::nodes::NodeBook;
 use crate::slow::SlowFaults;
 
 /// "CANVAS" and the layout's version; a process that finds another value stays unmanaged.
-pub const MAGIC: u64 = 0x4341_4e56_4153_0016;
+pub const MAGIC: u64 = 0x4341_4e56_4153_0017;
 /// Environment variable that carries the segment's file descriptor number to every process.
 pub const ENV_SEGMENT_FD: &str = "CANVAS_SEGMENT_FD";
 /// Environment variable that carries the preload library's file descriptor number.
@@ -204,11 +204,7 @@ counters! {
     ExtentsCompacted = "extents_compacted": "Extents whose pages were promoted to the pool, because no more slabs were available or to give their slab back.",
     PagesPromoted = "pages_promoted": "Far copies promoted to the pool with their neighbours.",
     BeyondPoolFailure = "beyond_pool_failures": "Reads and writes beyond the pool that failed or were given up.",
-    FaultWait = "faults_wait": "Faults that waited for another thread's work on the same page.",
-    FaultSpurious = "faults_spurious": "Faults on pages that were already resident when handled.",
-    FaultSyscall = "faults_syscall": "Pages resolved for the arguments of system calls (also counted by kind).",
     FaultFirstWrite = "faults_first_write": "First writes to pages that had come in write-protected.",
-    FaultWriteProtect = "faults_write_protect": "Writes to pages that were being copied out after a fork.",
     PagesIn = "pages_in": "Pages brought back from far copies, on demand and by prefetch.",
     PagesInStream = "pages_in_stream": "Of pages_in, those that the prefetcher saw as part of a stream.",
     PagesProactive = "pages_in_proactive": "Of pages_in, pages brought back before a fault because local memory was free.",
@@ -249,7 +245,6 @@ counters! {
     AppTrialsAgainst = "app_trials_against": "Comparisons that went against them.",
     PrefetchIssuedNearby = "prefetch_issued_nearby": "Of prefetch_issued, neighbours of a fault outside any stream (-o prefetch=auto).",
     PrefetchUsedNearby = "prefetch_used_nearby": "Of prefetch_used, neighbours of a fault outside any stream (-o prefetch=auto).",
-    PrefetchLate = "prefetch_late": "Faults that waited for a prefetch of the same page.",
     PrefetchUnused = "prefetch_unused": "Prefetched pages evicted without being found used.",
     PrefetchDropped = "prefetch_dropped": "Prefetch batches that the agent dropped because they would have come too late.",
     CacheHitPrefetch = "cache_hits_prefetch": "Faults served from the swap cache by a prefetched page.",
@@ -270,7 +265,6 @@ counters! {
     NativeOut = "native_pages_out": "Native pages moved to the kernel's swap, because they filled the limit.",
     SyscallsTrapped = "syscalls_trapped": "System calls caught by the seccomp filter.",
     MmapRefused = "mmaps_refused": "Mappings refused with ENOMEM because far memory was full.",
-    StallNs = "stall_ns": "Time that faulting threads spent in direct reclaim, in ns.",
     PagesOffload = "pages_offload_asked": "Pages that processes were asked to evict ahead of need (--slo); some may have stayed.",
     FaultSleepNs = "fault_sleep_ns": "Time that threads slept in faults, waiting for a read beyond the pool, other processes, or room in the pool, in ns.",
     FaultCpuNs = "fault_cpu_ns": "Processor time of faults, in ns (estimated from one in 32).",

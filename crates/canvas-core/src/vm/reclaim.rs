@@ -181,13 +181,11 @@ pub(super) fn direct(vm: &impl Vm, n: i64) -> bool {
         over_at_first: None,
         ours_too: begun < vm.state().silent_until_ns.load(Ordering::Relaxed),
     };
-    let ok = loop {
+    loop {
         if let Some(ok) = wait.step(vm, n) {
-            break ok;
+            return ok;
         }
-    };
-    count(vm, Counter::StallNs, vm.now_ns() - begun);
-    ok
+    }
 }
 
 /// A thread's direct reclaim.

@@ -112,7 +112,7 @@ pub fn pin(pin: &mut Pin, addr: usize, bytes: usize) {
         while load(&partition().words[page as usize]).state() != State::Resident {
             let _inside = freeze::enter();
             match resolve(page) {
-                Resolved::Present => count(Counter::FaultSyscall, 1),
+                Resolved::Present => {}
                 Resolved::NoMemory => return say_full(),
                 _ => return,
             }
@@ -233,7 +233,6 @@ fn make_room() -> bool {
             }
             (most, now) = (limit(), resident());
         }
-        count(Counter::StallNs, proc::now_ns() - begun);
     }
     state::seg().shared.note_used(now + 1);
     if now + 1 > c.resident_peak.load(Ordering::Relaxed) {
