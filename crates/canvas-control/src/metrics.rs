@@ -150,7 +150,6 @@ fn encode_counters(out: &mut Out, stat: &Stat) -> Result<(), Error> {
         let name = counter.json_name();
         let value = stat.counters.get(name).copied().unwrap_or(0);
         match counter {
-            Counter::FaultsManaged => {}
             Counter::FaultSleepNs => out.counter(
                 "canvas_fault_sleep_seconds",
                 "Time that threads slept in faults: until far memory answered, another process freed memory, or the pool had room.",

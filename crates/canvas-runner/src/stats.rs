@@ -520,13 +520,7 @@ impl Report {
         let (last, peak) = (&run.peaks.last, &run.peaks.peak);
         let config = &segment.config;
 
-        let mut sums = [0; BUCKETS];
-        let max_ns = segment
-            .stripes
-            .iter()
-            .map(|s| s.fault_ns.add_to(&mut sums))
-            .max()
-            .unwrap_or(0);
+        let (sums, max_ns) = segment.fault_times();
 
         Report {
             schema: SCHEMA,

@@ -9,7 +9,7 @@ use canvas_types::layout::{Bases, NODES_MAX};
 use canvas_types::units::Amount;
 use canvas_types::{AppTier, Codec, PAGE_SIZE, Prefetch, Slo, Threshold};
 
-use crate::histogram::Histogram;
+use crate::histogram::{BUCKETS, Histogram};
 use crate::host::HostWatch;
 use crate::learn::Recordings;
 use crate::lend::RequestCell;
@@ -270,7 +270,6 @@ counters! {
     FaultCpuNs = "fault_cpu_ns": "Processor time of faults, in ns (estimated from one in 32).",
     ReclaimCpuNs = "reclaim_cpu_ns": "Processor time of the reclaim threads, in ns.",
     ReclaimWantedNs = "reclaim_wanted_ns": "Of reclaim_cpu_ns, what was used while no processor was idle; estimated twice a second from /proc/stat.",
-    FaultsManaged = "fault_time_count": "Faults whose time was measured.",
     SharedNew = "shared_pages_new": "Shared pages given to the program as zeros on first touch.",
     SharedIn = "shared_pages_in": "Shared pages brought back from their far copies, once for all processes.",
     SharedOut = "shared_pages_out": "Shared pages evicted, from all processes at once.",
@@ -613,6 +612,13 @@ impl Segment {
             }
         }
         sums
+    }
+    /// All measured faults by duration, and the longest, in ns.
+    pub fn fault_times(&self) -> ([u64; BUCKETS], u64) {
+        let mut sums = [0; BUCKETS];
+        let stripes = self.stripes.iter();
+        let longest = stripes.map(|s| s.fault_ns.add_to(&mut sums)).max();
+        (sums, longest.unwrap_or(0))
     }
     /// Sum of the times of all measured faults, in ns.
     pub fn fault_ns_sum(&self) -> u64 {
