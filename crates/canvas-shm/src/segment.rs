@@ -253,7 +253,6 @@ counters! {
     EntryAllocStocked = "entry_allocs_stocked": "Swap entries allocated without a lock, left over from a batch or given up by a page.",
     EntryAllocReserved = "entry_allocs_reserved": "Swap-outs that used the page's reserved entry without a lock.",
     EntryReservationDropped = "entry_reservations_dropped": "Reservations taken from hot pages under far-memory pressure.",
-    AllocLockWait = "alloc_lock_waits": "Contended acquisitions of locks of the swap cache, the entries and the pool's slots; updated at most five times a second.",
     VerifyFailure = "verify_failures": "Far copies that failed verification when read.",
     Anomaly = "anomalies": "Pages whose kernel state contradicted ours and were resolved from the truth.",
     Forks = "forks": "Forks of managed processes.",

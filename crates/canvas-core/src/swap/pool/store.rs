@@ -440,16 +440,6 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         }
     }
 
-    /// Contended acquisitions of the allocators' locks, modulo 2^32.
-    pub fn lock_waits(&self) -> u32 {
-        let entries = self.entries.lock_waits();
-        let nodes = self.nodes.used().iter().map(SlotPool::lock_waits);
-        nodes.fold(
-            entries.wrapping_add(self.slots.lock_waits()),
-            u32::wrapping_add,
-        )
-    }
-
     /// Locks the allocators across a fork. No store, drop or release may be under way in another thread, or the child
     /// loses its copy of that entry (its slot stays in use). Afterwards the child must charge
     /// [`PoolStats::charged_bytes`] for its copy, and call [`LocalPool::publish_class_bytes`].
