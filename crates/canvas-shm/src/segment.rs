@@ -254,7 +254,6 @@ counters! {
     Forks = "forks": "Forks of managed processes.",
     Execs = "execs": "Program images that became managed.",
     NativeOut = "native_pages_out": "Native pages moved to the kernel's swap, because they filled the limit.",
-    SyscallsTrapped = "syscalls_trapped": "System calls caught by the seccomp filter.",
     MmapRefused = "mmaps_refused": "Mappings refused with ENOMEM because far memory was full.",
     PagesOffload = "pages_offload_asked": "Pages that processes were asked to evict ahead of need (--slo); some may have stayed.",
     FaultSleepNs = "fault_sleep_ns": "Time that threads slept in faults, waiting for a read beyond the pool, other processes, or room in the pool, in ns.",
@@ -269,8 +268,6 @@ counters! {
     SharedAhead = "shared_pages_ahead": "Of shared_pages_in, those that came with another one, behind it.",
     SharedAheadHits = "shared_pages_ahead_hits": "Of shared_pages_ahead, those behind which the faults of their process went on.",
     SharedDemoted = "shared_pages_demoted": "Shared pages whose far copies were demoted beyond the pool.",
-    SharedPinned = "shared_victims_pinned": "Shared pages not evicted because a system call was using them.",
-    SharedTakenOver = "shared_locks_taken_over": "Evictions of shared pages that a killed process began and another one finished.",
     SharedNative = "shared_mappings_native": "Shared mappings left to the kernel because the partition had no room.",
     TraceDropped = "trace_records_dropped": "Records missing from a trace because its ring or its file was full.",
 }

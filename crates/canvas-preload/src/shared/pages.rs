@@ -245,7 +245,6 @@ fn evict(held: &Held, want: usize) -> canvas_core::pager::shared::Evicted {
     let done = partition().evict(&Here, want, end());
     count(Counter::SharedOut, done.pages.into());
     count(Counter::SharedOutClean, done.clean.into());
-    count(Counter::SharedPinned, done.pinned.into());
     note_store(held);
     beyond::keep_up(held);
     done
