@@ -388,11 +388,6 @@ fn encode_far(out: &mut Out, far: &Far) -> Result<(), Error> {
             far.lane_pair_reads,
         ),
         (
-            "canvas_remote_lane_failures",
-            "Direct reads that failed, so that the agent read instead.",
-            far.lane_failures,
-        ),
-        (
             "canvas_remote_failovers",
             "Reads that the first copy could not serve.",
             far.failovers,
