@@ -47,9 +47,8 @@ def app_tier(r):
         part = 0.2 if r.mode == "signal" else 0.8
         r.require(waited["refs"] < part * waited["off"], f"{kind}: {waited}")
         # Values as measured here; the measurement itself does not depend on the host.
-        trials = {tier: sum(find(by_tier[tier], f"app_trials_{way}") for way in ("for", "against")) for tier in by_tier}
+        trials = {tier: find(stats, "app_trials") for tier, stats in by_tier.items()}
         r.require(trials["auto"] > 0 and trials["refs"] == 0, f"{kind}: comparisons {trials}")
-        r.note(f"{kind}: comparisons for it {find(by_tier['auto'], 'app_trials_for')} of {trials['auto']}")
 
 
 @check("app-tier-set", modes=("signal",), timeout_s=120, **hostile.C)
@@ -124,8 +123,8 @@ def java(r):
                timeout_s=150)
     r.same((c.out(), c.err()), ("right\n", ""), "output and standard error")
     stats = r.load_stats(c)
-    got = {key: find(stats, f"app_{key}") for key in ("faults_forwarded", "faults_kept_out", "issued_refs", "used_refs",
-                                                      "refs_live", "refs_covered")}
+    names = "faults_forwarded", "faults_kept_out", "issued_refs", "used_refs"
+    got = {name: find(stats, f"app_{name}") for name in names}
     r.note(str(got))
     r.require(got["faults_kept_out"] > 100, f"no collector was kept out: {got}")
-    r.require(got["issued_refs"] > 100 and got["refs_covered"] > 100, f"no reference was followed: {got}")
+    r.require(got["issued_refs"] > 100 and got["used_refs"] > 50, f"no reference was followed: {got}")

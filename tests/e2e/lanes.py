@@ -174,7 +174,7 @@ def ends_right(r, c, end):
     far = slo.ends_right(r, c, end)["far"]
     r.same(far["corrupt"], 0, "copies that did not verify")
     r.note(f"{c.out().strip().splitlines()[-1]}: {far['lane_reads']} of {far['reads']} reads over {far['lanes_opened']} "
-           f"lanes, {far['lane_failures']} failed")
+           "lanes")
     return far
 
 

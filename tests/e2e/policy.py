@@ -153,7 +153,7 @@ def hot_copies(r):
         for load in ("zipf", "sequential"):
             _, stats = paged(r, load, args=["--seconds", seconds])
             counts[load] = find(stats, "pool_copies_hot")
-            r.same(find(stats, "entries")["reservations_dropped"], 0, f"{load}: reservations dropped")
+            r.same(find(stats, "entry_reservations_dropped"), 0, f"{load}: reservations dropped")
         if counts["zipf"] > 100:
             break
     r.require(counts["zipf"] > 100, f"copies of hot pages dropped: {counts}")
@@ -266,14 +266,14 @@ def reservations_off(r):
     got, off = paged(r, "random-write", "-o", "reservations=off", args=args)
     r.same(got, want, "answer")
     r.same([on["policy"]["reservations"], off["policy"]["reservations"]], [True, False], "policy")
-    allocs = lambda s: s["entries"]["allocs_locked"] + s["entries"]["allocs_stocked"]
+    allocs = lambda s: find(s, "entry_allocs_locked") + find(s, "entry_allocs_stocked")
     share = lambda s: allocs(s) / (find(s, "pages_out") - find(s, "pages_out_zero"))
     # Pages that were prefetched but not used keep their entries, as in the kernel's swap cache.
     r.require(share(off) > 0.95, f"without: {share(off):.3f} of the swap-outs allocated an entry")
     r.require(share(on) < 0.7, f"with: {share(on):.3f} of the swap-outs allocated an entry")
     r.require(allocs(off) > allocs(on), "fewer allocations without")
     # The lock is taken for a batch of 16, by one of two or three threads.
-    locked = on["entries"]["allocs_locked"]
+    locked = find(on, "entry_allocs_locked")
     r.require(locked < allocs(on) / 4, f"{locked} of {allocs(on)} allocations took the lock")
 
 
@@ -323,9 +323,9 @@ def reservations_dropped(r):
     for s in reports:
         for key in ("verify_failures", "anomalies", "mmaps_refused"):
             r.same(find(s, key), 0, key)
-    dropped = [s["entries"]["reservations_dropped"] for s in reports]
+    dropped = [find(s, "entry_reservations_dropped") for s in reports]
     r.require(dropped[0] == 0 and dropped[1] > 100, f"reservations dropped: {dropped}")
-    again = [s["entries"]["allocs_locked"] + s["entries"]["allocs_stocked"] for s in reports]
+    again = [find(s, "entry_allocs_locked") + find(s, "entry_allocs_stocked") for s in reports]
     r.require(again[1] > again[0], f"entries allocated: {again}")
 
 
@@ -337,20 +337,20 @@ def prefetch_policies(r):
     for who in ("streams", "leap", "readahead", "auto"):
         answer, stats = paged(r, "sequential", "-o", f"prefetch={who}", args=args)
         answers.add(answer)
-        p = stats["prefetch"]
+        p, issued = stats["prefetch"], find(stats, "prefetch_issued")
         r.same(stats["policy"]["prefetch"], who, "policy.prefetch")
-        r.require(p["issued"] > 1000, f"{who}: {p['issued']} pages prefetched")
+        r.require(issued > 1000, f"{who}: {issued} pages prefetched")
         # The figure of `streams` is a lower bound: an unmapped page may be written out of a small swap cache before
         # the reader comes to it.
         r.require(p["accuracy"] > (0.3 if who in ("streams", "auto") else 0.8), f"{who}: {p}")
         r.require(p["contribution"] > 0.6, f"{who}: {p}")
         if who in ("leap", "readahead"):
             # Each page waits in the swap cache, so each use is a swap-cache hit.
-            r.same(p["used"], stats["swap_cache"]["prefetch_hits"], f"{who}: used, hits")
+            r.same(find(stats, "prefetch_used"), find(stats, "cache_hits_prefetch"), f"{who}: used, hits")
     answer, stats = paged(r, "sequential", "-o", "prefetch=none", args=args)
     answers.add(answer)
     r.same(stats["policy"]["prefetch"], "none", "policy.prefetch")
-    r.same(stats["prefetch"]["issued"], 0, "pages prefetched")
+    r.same(find(stats, "prefetch_issued"), 0, "pages prefetched")
     r.same(len(answers), 1, f"answers {answers}")
 
 

@@ -150,12 +150,6 @@ fn encode_counters(out: &mut Out, stat: &Stat) -> Result<(), Error> {
         let name = counter.json_name();
         let value = stat.counters.get(name).copied().unwrap_or(0);
         match counter {
-            Counter::FaultsManaged => {}
-            Counter::StallNs => out.counter(
-                "canvas_stall_seconds",
-                "Time that faulting threads spent in direct reclaim.",
-                value as f64 / 1e9,
-            )?,
             Counter::FaultSleepNs => out.counter(
                 "canvas_fault_sleep_seconds",
                 "Time that threads slept in faults: until far memory answered, another process freed memory, or the pool had room.",
@@ -392,11 +386,6 @@ fn encode_far(out: &mut Out, far: &Far) -> Result<(), Error> {
             "canvas_remote_lane_pair_reads",
             "Of these, reads by RDMA.",
             far.lane_pair_reads,
-        ),
-        (
-            "canvas_remote_lane_failures",
-            "Direct reads that failed, so that the agent read instead.",
-            far.lane_failures,
         ),
         (
             "canvas_remote_failovers",

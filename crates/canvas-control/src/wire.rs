@@ -418,9 +418,6 @@ pub struct Far {
     /// Direct read channels opened.
     #[serde(default)]
     pub lanes_opened: u64,
-    /// Direct reads that failed, so that the agent read instead.
-    #[serde(default)]
-    pub lane_failures: u64,
     /// Reads that the first copy could not serve.
     pub failovers: u64,
     /// Copies that did not verify.
@@ -511,7 +508,6 @@ impl Far {
             lane_reads,
             lane_pair_reads: s.lane_pair_reads.load(Relaxed),
             lanes_opened: s.lanes_opened.load(Relaxed),
-            lane_failures: s.lane_failures.load(Relaxed),
             failovers: s.failovers.load(Relaxed),
             corrupt: s.corrupt.load(Relaxed),
             repairs: s.repairs.load(Relaxed),

@@ -258,8 +258,6 @@ pub struct DiskStats {
     pub writes: u64,
     /// Of those, pages with unchanged contents.
     pub clean_writes: u64,
-    /// Pages discarded, or overwritten with zeros as a range.
-    pub discards: u64,
     /// Writes refused because there was no room.
     pub refused: u64,
     /// Reads of damaged pages.
@@ -283,7 +281,6 @@ pub(crate) struct Counts {
     reads: AtomicU64,
     writes: AtomicU64,
     clean_writes: AtomicU64,
-    discards: AtomicU64,
     refused: AtomicU64,
     damaged: AtomicU64,
     far_reads: AtomicU64,
@@ -393,7 +390,6 @@ impl<'m> PoolStore<'m> {
             reads: counts.reads.load(Relaxed),
             writes: counts.writes.load(Relaxed),
             clean_writes: counts.clean_writes.load(Relaxed),
-            discards: counts.discards.load(Relaxed),
             refused: counts.refused.load(Relaxed),
             damaged: counts.damaged.load(Relaxed),
             far_reads: counts.far_reads.load(Relaxed),
@@ -637,7 +633,6 @@ impl PageStore for PoolStore<'_> {
 
     fn discard(&self, page: u64) -> Result<(), DiskError> {
         let entry = self.entry(page)?;
-        add(&self.counts.discards);
         // Ranges are mostly empty; a concurrent write counts as later.
         if !has_copy(self.record(entry)) {
             return Ok(());

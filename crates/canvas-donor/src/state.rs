@@ -48,8 +48,6 @@ pub struct Counters {
     pub lane_pairs: AtomicU64,
     /// Direct reads that were answered with bytes, except by devices.
     pub lane_reads: AtomicU64,
-    /// Bytes of these reads.
-    pub lane_read_bytes: AtomicU64,
 }
 
 /// The donor's state; docs/OPERATING.md describes the fields.
@@ -72,7 +70,6 @@ pub struct State {
     pub lent_bytes: u64,
     pub touched_bytes: u64,
     pub slabs: usize,
-    pub leaving_slabs: usize,
     pub spare_slabs: usize,
     pub clients: Vec<ClientState>,
     pub counters: CounterValues,
@@ -113,7 +110,6 @@ pub struct CounterValues {
     pub lanes: u64,
     pub lane_pairs: u64,
     pub lane_reads: u64,
-    pub lane_read_bytes: u64,
 }
 
 impl Counters {
@@ -137,7 +133,6 @@ impl Counters {
             lanes: get(&self.lanes),
             lane_pairs: get(&self.lane_pairs),
             lane_reads: get(&self.lane_reads),
-            lane_read_bytes: get(&self.lane_read_bytes),
         }
     }
 }
@@ -184,7 +179,6 @@ pub(crate) fn state(shared: &Shared, host_available_bytes: u64) -> State {
         lent_bytes: totals.lent_bytes,
         touched_bytes: totals.touched_bytes,
         slabs: totals.slabs,
-        leaving_slabs: totals.leaving,
         spare_slabs: totals.spare,
         clients: clients
             .iter()

@@ -66,14 +66,10 @@ impl Offload {
         self.next = now + PERIOD;
         let sample = Sample::take(segment);
         let sums = features::look(Some(lives), segment, mode, &sample);
-        let mut fault_ns = [0; BUCKETS];
-        for stripe in &segment.stripes {
-            stripe.fault_ns.add_to(&mut fault_ns);
-        }
         let after = Before {
             at: now,
             sums,
-            fault_ns,
+            fault_ns: segment.fault_times().0,
         };
         let Some(before) = self.before.replace(after) else {
             return;

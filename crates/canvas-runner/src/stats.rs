@@ -64,9 +64,7 @@ pub struct Report {
     memory: Memory,
     fault_time_ns: Times,
     slow_faults: SlowFaults,
-    swap_cache: SwapCache,
     prefetch: Prefetch,
-    entries: Entries,
     classes: Vec<Class>,
     shared: Option<SharedMemory>,
     nodes: Vec<NodeMemory>,
@@ -177,29 +175,9 @@ impl Times {
 }
 
 #[derive(Serialize, Debug)]
-struct SwapCache {
-    victim_hits: u64,
-    prefetch_hits: u64,
-    hit_ratio: Option<f64>,
-}
-
-#[derive(Serialize, Debug)]
 struct Prefetch {
-    issued: u64,
-    used: u64,
-    late: u64,
-    unused: u64,
     contribution: Option<f64>,
     accuracy: Option<f64>,
-}
-
-#[derive(Serialize, Debug)]
-struct Entries {
-    allocs_locked: u64,
-    allocs_stocked: u64,
-    allocs_reserved: u64,
-    reservations_dropped: u64,
-    lock_free_ratio: Option<f64>,
 }
 
 /// Far memory beyond the pool.
@@ -453,52 +431,16 @@ impl Memory {
     }
 }
 
-impl SwapCache {
-    fn of(segment: &Segment) -> SwapCache {
-        let demand = segment.total(Counter::FaultFar);
-        let second_chance = segment.total(Counter::CacheHitVictim);
-        let prefetch_hits = segment.total(Counter::CacheHitPrefetch);
-        SwapCache {
-            victim_hits: second_chance,
-            prefetch_hits,
-            hit_ratio: ratio(
-                second_chance + prefetch_hits,
-                second_chance + prefetch_hits + demand,
-            ),
-        }
-    }
-}
-
 impl Prefetch {
     fn of(segment: &Segment) -> Prefetch {
         let total = |c| segment.total(c);
         let (demand, used) = (total(Counter::FaultFar), total(Counter::PrefetchUsed));
         Prefetch {
-            issued: total(Counter::PrefetchIssued),
-            used,
-            late: total(Counter::PrefetchLate),
-            unused: total(Counter::PrefetchUnused),
             // Canvas, section 6.3.2. Its prefetched pages wait in the swap cache, so that each use
             // is a fault that hits. Most of ours are mapped and never fault, so we count pages
             // found used as hits.
             contribution: ratio(used, used + demand),
             accuracy: ratio(used, total(Counter::PrefetchIssued)),
-        }
-    }
-}
-
-impl Entries {
-    fn of(segment: &Segment) -> Entries {
-        let total = |c| segment.total(c);
-        let locked = total(Counter::EntryAllocLocked);
-        let stocked = total(Counter::EntryAllocStocked);
-        let reserved = total(Counter::EntryAllocReserved);
-        Entries {
-            allocs_locked: locked,
-            allocs_stocked: stocked,
-            allocs_reserved: reserved,
-            reservations_dropped: total(Counter::EntryReservationDropped),
-            lock_free_ratio: ratio(reserved + stocked, locked + stocked + reserved),
         }
     }
 }
@@ -522,13 +464,7 @@ impl Report {
         let (last, peak) = (&run.peaks.last, &run.peaks.peak);
         let config = &segment.config;
 
-        let mut sums = [0; BUCKETS];
-        let max_ns = segment
-            .stripes
-            .iter()
-            .map(|s| s.fault_ns.add_to(&mut sums))
-            .max()
-            .unwrap_or(0);
+        let (sums, max_ns) = segment.fault_times();
 
         Report {
             schema: SCHEMA,
@@ -560,9 +496,7 @@ impl Report {
             memory: Memory::of(run, segment),
             fault_time_ns: Times::of(&sums, max_ns),
             slow_faults: SlowFaults::of(&segment.slow, now_ns()),
-            swap_cache: SwapCache::of(segment),
             prefetch: Prefetch::of(segment),
-            entries: Entries::of(segment),
             classes: CLASS_BYTES
                 .iter()
                 .zip(last.class_bytes.iter().zip(&peak.class_bytes))

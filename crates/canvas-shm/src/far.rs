@@ -18,7 +18,7 @@ use crate::mailbox::{Mailbox, REQUESTS};
 use crate::segment::{PROCS_MAX, SEGMENT_BYTES};
 
 /// "FAR" and the layout's version.
-pub const MAGIC: u64 = 0x0046_4152_0000_000c;
+pub const MAGIC: u64 = 0x0046_4152_0000_000d;
 /// Bytes of an extent: the unit of writing.
 pub const EXTENT_BYTES: usize = 32 << 10;
 /// Extents of a slab.
@@ -113,8 +113,6 @@ pub struct FarStats {
     pub lane_bytes: AtomicU64,
     /// Direct read channels opened.
     pub lanes_opened: AtomicU64,
-    /// Reads that failed on a channel and went to the agent.
-    pub lane_failures: AtomicU64,
     /// Operations that may be under way on a far directory at a time; the maximum over all directories.
     pub disk_width: AtomicU64,
 }

@@ -9,7 +9,7 @@ use canvas_types::layout::{Bases, NODES_MAX};
 use canvas_types::units::Amount;
 use canvas_types::{AppTier, Codec, PAGE_SIZE, Prefetch, Slo, Threshold};
 
-use crate::histogram::Histogram;
+use crate::histogram::{BUCKETS, Histogram};
 use crate::host::HostWatch;
 use crate::learn::Recordings;
 use crate::lend::RequestCell;
@@ -18,7 +18,7 @@ use crate::nodes::NodeBook;
 use crate::slow::SlowFaults;
 
 /// "CANVAS" and the layout's version; a process that finds another value stays unmanaged.
-pub const MAGIC: u64 = 0x4341_4e56_4153_0016;
+pub const MAGIC: u64 = 0x4341_4e56_4153_0017;
 /// Environment variable that carries the segment's file descriptor number to every process.
 pub const ENV_SEGMENT_FD: &str = "CANVAS_SEGMENT_FD";
 /// Environment variable that carries the preload library's file descriptor number.
@@ -204,16 +204,11 @@ counters! {
     ExtentsCompacted = "extents_compacted": "Extents whose pages were promoted to the pool, because no more slabs were available or to give their slab back.",
     PagesPromoted = "pages_promoted": "Far copies promoted to the pool with their neighbours.",
     BeyondPoolFailure = "beyond_pool_failures": "Reads and writes beyond the pool that failed or were given up.",
-    FaultWait = "faults_wait": "Faults that waited for another thread's work on the same page.",
-    FaultSpurious = "faults_spurious": "Faults on pages that were already resident when handled.",
-    FaultSyscall = "faults_syscall": "Pages resolved for the arguments of system calls (also counted by kind).",
     FaultFirstWrite = "faults_first_write": "First writes to pages that had come in write-protected.",
-    FaultWriteProtect = "faults_write_protect": "Writes to pages that were being copied out after a fork.",
     PagesIn = "pages_in": "Pages brought back from far copies, on demand and by prefetch.",
     PagesInStream = "pages_in_stream": "Of pages_in, those that the prefetcher saw as part of a stream.",
     PagesProactive = "pages_in_proactive": "Of pages_in, pages brought back before a fault because local memory was free.",
     ProactiveUsed = "pages_in_proactive_used": "Of pages_in_proactive, those found used (estimated from one in 32, sampled while the swap cache is half empty).",
-    ProactiveUnused = "pages_in_proactive_unused": "Of pages_in_proactive, those evicted again without being found used (estimated in the same way).",
     ProactiveNs = "pages_in_proactive_ns": "Time that reclaim threads spent on proactive swap-in, in ns.",
     HintPagesIn = "hint_pages_in": "Of pages_in, pages that the program asked for (MADV_WILLNEED, canvas_prefetch).",
     HintPagesOut = "hint_pages_out": "Pages unmapped at the program's request (MADV_PAGEOUT).",
@@ -221,7 +216,6 @@ counters! {
     LearnPagesIn = "learn_pages_in": "Of pages_in, pages in a recording of an earlier resumption (-o learn).",
     LearnReplays = "learn_replays": "Resumptions whose first faults matched a recording, which was replayed.",
     LearnStopped = "learn_stopped": "Of learn_replays, those that ended early because most faults missed the recording.",
-    LearnRecorded = "learn_recorded": "Resumptions that made a recording or added to one.",
     PagesOut = "pages_out": "Pages evicted: reclaim released their frame.",
     PagesOutClean = "pages_out_clean": "Of pages_out, clean pages: their far copy was current, so nothing was compressed or written.",
     PagesOutProtected = "pages_out_protected": "Of pages_out_clean, those write-protected since they came in, so that nothing was compared.",
@@ -243,40 +237,29 @@ counters! {
     AppUsedLinks = "app_used_links": "Of app_issued_links, pages that were then faulted on.",
     AppIssuedRefs = "app_issued_refs": "Pages read ahead into the pool because a pointer to them was found.",
     AppUsedRefs = "app_used_refs": "Of app_issued_refs, pages that were then faulted on.",
-    AppRefsLive = "app_refs_live": "Pointers to far pages found at forwarded faults, of a kind that has proved right.",
-    AppRefsCovered = "app_refs_covered": "Forwarded faults on pages that such a pointer led to.",
-    AppTrialsFor = "app_trials_for": "Comparisons of fault rates with and without links and references (-o app-tier=auto) that favoured them.",
-    AppTrialsAgainst = "app_trials_against": "Comparisons that went against them.",
+    AppTrials = "app_trials": "Comparisons of fault rates with and without links and references (-o app-tier=auto).",
     PrefetchIssuedNearby = "prefetch_issued_nearby": "Of prefetch_issued, neighbours of a fault outside any stream (-o prefetch=auto).",
     PrefetchUsedNearby = "prefetch_used_nearby": "Of prefetch_used, neighbours of a fault outside any stream (-o prefetch=auto).",
-    PrefetchLate = "prefetch_late": "Faults that waited for a prefetch of the same page.",
     PrefetchUnused = "prefetch_unused": "Prefetched pages evicted without being found used.",
     PrefetchDropped = "prefetch_dropped": "Prefetch batches that the agent dropped because they would have come too late.",
     CacheHitPrefetch = "cache_hits_prefetch": "Faults served from the swap cache by a prefetched page.",
-    ReclaimBackground = "reclaim_pages_background": "Pages unmapped by the reclaim thread.",
-    ReclaimInLine = "reclaim_pages_in_line": "Pages unmapped ahead of need by a thread that took memory, because recent victims were clean.",
+    ReclaimAhead = "reclaim_pages_ahead": "Pages unmapped ahead of need: by the reclaim thread, or by a thread that took memory, because recent victims were clean.",
     ReclaimDirect = "reclaim_pages_direct": "Pages unmapped by a faulting thread over the limit (direct reclaim).",
-    ReclaimCopyPath = "reclaim_pages_copy_path": "Pages evicted by write-protect, copy and discard.",
     EntryAllocLocked = "entry_allocs_locked": "Swap entries allocated under the allocator's lock, which fetches a batch of them.",
     EntryAllocStocked = "entry_allocs_stocked": "Swap entries allocated without a lock, left over from a batch or given up by a page.",
     EntryAllocReserved = "entry_allocs_reserved": "Swap-outs that used the page's reserved entry without a lock.",
     EntryReservationDropped = "entry_reservations_dropped": "Reservations taken from hot pages under far-memory pressure.",
-    SlotAlloc = "slot_allocs": "Pages stored in a slot newly allocated under its size class's lock: first copies, and those of another size than before.",
-    AllocLockWait = "alloc_lock_waits": "Contended acquisitions of locks of the swap cache, the entries and the pool's slots; updated at most five times a second.",
     VerifyFailure = "verify_failures": "Far copies that failed verification when read.",
     Anomaly = "anomalies": "Pages whose kernel state contradicted ours and were resolved from the truth.",
     Forks = "forks": "Forks of managed processes.",
     Execs = "execs": "Program images that became managed.",
     NativeOut = "native_pages_out": "Native pages moved to the kernel's swap, because they filled the limit.",
-    SyscallsTrapped = "syscalls_trapped": "System calls caught by the seccomp filter.",
     MmapRefused = "mmaps_refused": "Mappings refused with ENOMEM because far memory was full.",
-    StallNs = "stall_ns": "Time that faulting threads spent in direct reclaim, in ns.",
     PagesOffload = "pages_offload_asked": "Pages that processes were asked to evict ahead of need (--slo); some may have stayed.",
     FaultSleepNs = "fault_sleep_ns": "Time that threads slept in faults, waiting for a read beyond the pool, other processes, or room in the pool, in ns.",
     FaultCpuNs = "fault_cpu_ns": "Processor time of faults, in ns (estimated from one in 32).",
     ReclaimCpuNs = "reclaim_cpu_ns": "Processor time of the reclaim threads, in ns.",
     ReclaimWantedNs = "reclaim_wanted_ns": "Of reclaim_cpu_ns, what was used while no processor was idle; estimated twice a second from /proc/stat.",
-    FaultsManaged = "fault_time_count": "Faults whose time was measured.",
     SharedNew = "shared_pages_new": "Shared pages given to the program as zeros on first touch.",
     SharedIn = "shared_pages_in": "Shared pages brought back from their far copies, once for all processes.",
     SharedOut = "shared_pages_out": "Shared pages evicted, from all processes at once.",
@@ -285,8 +268,6 @@ counters! {
     SharedAhead = "shared_pages_ahead": "Of shared_pages_in, those that came with another one, behind it.",
     SharedAheadHits = "shared_pages_ahead_hits": "Of shared_pages_ahead, those behind which the faults of their process went on.",
     SharedDemoted = "shared_pages_demoted": "Shared pages whose far copies were demoted beyond the pool.",
-    SharedPinned = "shared_victims_pinned": "Shared pages not evicted because a system call was using them.",
-    SharedTakenOver = "shared_locks_taken_over": "Evictions of shared pages that a killed process began and another one finished.",
     SharedNative = "shared_mappings_native": "Shared mappings left to the kernel because the partition had no room.",
     TraceDropped = "trace_records_dropped": "Records missing from a trace because its ring or its file was full.",
 }
@@ -619,6 +600,13 @@ impl Segment {
             }
         }
         sums
+    }
+    /// All measured faults by duration, and the longest, in ns.
+    pub fn fault_times(&self) -> ([u64; BUCKETS], u64) {
+        let mut sums = [0; BUCKETS];
+        let stripes = self.stripes.iter();
+        let longest = stripes.map(|s| s.fault_ns.add_to(&mut sums)).max();
+        (sums, longest.unwrap_or(0))
     }
     /// Sum of the times of all measured faults, in ns.
     pub fn fault_ns_sum(&self) -> u64 {

@@ -96,7 +96,7 @@ pub struct Msg {
     /// Event; [`EVENT_PAGEFAULT`] for faults.
     pub event: u8,
     reserved: [u8; 7],
-    /// Flags of the fault: [`FAULT_WRITE`], [`FAULT_WP`].
+    /// Flags of the fault: [`FAULT_WRITE`].
     pub flags: u64,
     /// Address of the access that faulted.
     pub address: u64,
@@ -107,8 +107,6 @@ pub struct Msg {
 pub const EVENT_PAGEFAULT: u8 = 0x12;
 /// The access was a write.
 pub const FAULT_WRITE: u64 = 1;
-/// The page is present but write-protected.
-pub const FAULT_WP: u64 = 2;
 
 const _: () = {
     assert!(size_of::<UffdioApi>() == 24);

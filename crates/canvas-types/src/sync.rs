@@ -40,8 +40,6 @@ pub struct Threads {
 /// a system call or a fault.
 pub struct RawSpin {
     held: AtomicU32,
-    /// How often it was contended; written by its holder.
-    waits: AtomicU32,
 }
 
 impl RawSpin {
@@ -50,7 +48,6 @@ impl RawSpin {
     pub const fn new() -> RawSpin {
         RawSpin {
             held: AtomicU32::new(0),
-            waits: AtomicU32::new(0),
         }
     }
     /// Takes the lock if it is free.
@@ -81,16 +78,9 @@ impl RawSpin {
             if self.held.load(Ordering::Relaxed) == 0
                 && let Some(g) = self.try_lock()
             {
-                let waits = self.waits.load(Ordering::Relaxed);
-                self.waits.store(waits.wrapping_add(1), Ordering::Relaxed);
                 return g;
             }
         }
-    }
-    /// How often [`RawSpin::lock`] found it taken, modulo 2^32.
-    #[inline]
-    pub fn waits(&self) -> u32 {
-        self.waits.load(Ordering::Relaxed)
     }
 }
 

@@ -69,7 +69,8 @@ pub fn apply(text: &str, sample: &mut Sample) -> Result<(), ReportError> {
             .filter_map(|b| Some((b.get(0)?.as_u64()?, b.get(1)?.as_u64()?)))
             .collect();
     }
-    if let (Some(issued), Some(used)) = (get(&["prefetch", "issued"]), get(&["prefetch", "used"])) {
+    let counter = |name| get(&["counters", name]);
+    if let (Some(issued), Some(used)) = (counter("prefetch_issued"), counter("prefetch_used")) {
         sample.prefetch = Some(Prefetch {
             issued,
             used,
@@ -77,7 +78,6 @@ pub fn apply(text: &str, sample: &mut Sample) -> Result<(), ReportError> {
             accuracy: v["prefetch"]["accuracy"].as_f64(),
         });
     }
-    let counter = |name| get(&["counters", name]);
     let asked = [
         counter("app_faults_forwarded"),
         counter("app_faults_kept_out"),
@@ -101,13 +101,13 @@ pub fn apply(text: &str, sample: &mut Sample) -> Result<(), ReportError> {
         let used = counter("pages_in_proactive_used").unwrap_or_default();
         sample.proactive = Some(Proactive { pages, ns, used });
     }
-    let locked = get(&["entries", "allocs_locked"]);
-    if let (Some(locked), Some(reserved)) = (locked, get(&["entries", "allocs_reserved"])) {
+    let locked = counter("entry_allocs_locked");
+    if let (Some(locked), Some(reserved)) = (locked, counter("entry_allocs_reserved")) {
         sample.entries = Some(Entries {
             locked,
-            stocked: get(&["entries", "allocs_stocked"]).unwrap_or(0),
+            stocked: counter("entry_allocs_stocked").unwrap_or(0),
             reserved,
-            dropped: get(&["entries", "reservations_dropped"]).unwrap_or(0),
+            dropped: counter("entry_reservations_dropped").unwrap_or(0),
         });
     }
     if let Some(far) = &mut sample.far {
@@ -162,9 +162,10 @@ mod tests {
     fn a_report_becomes_fields() {
         let text = r#"{"schema":"canvas-stats/1","mode":"signal","memory":{"local_bytes":{"now":1,"peak":2},
             "pool_bytes":{"now":3,"peak":4}},"fault_time_ns":{"count":5,"p50":6,"p90":7,"p99":8,"max":9,"histogram":[[6,3],[9,2]]},
-            "prefetch":{"issued":10,"used":5,"contribution":0.25,"accuracy":0.5},
-            "entries":{"allocs_locked":11,"allocs_stocked":7,"allocs_reserved":12,"reservations_dropped":3},
-            "counters":{"faults_far":15,"pages_in":20,"pages_out":30,"pages_in_proactive":4,
+            "prefetch":{"contribution":0.25,"accuracy":0.5},
+            "counters":{"prefetch_issued":10,"prefetch_used":5,"entry_allocs_locked":11,
+            "entry_allocs_stocked":7,"entry_allocs_reserved":12,"entry_reservations_dropped":3,
+            "faults_far":15,"pages_in":20,"pages_out":30,"pages_in_proactive":4,
             "pages_in_proactive_ns":1000,"pages_in_proactive_used":32,
             "app_faults_forwarded":50,"app_faults_kept_out":51,"app_issued_arrays":52,"app_issued_links":53,
             "app_used_links":54,"app_issued_refs":55,"app_used_refs":56},"verify_failures":0}"#;

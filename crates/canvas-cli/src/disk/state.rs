@@ -50,7 +50,6 @@ struct Counters {
     reads: u64,
     writes: u64,
     clean_writes: u64,
-    discards: u64,
     refused: u64,
     damaged: u64,
     far_reads: u64,
@@ -103,7 +102,6 @@ impl State {
                 reads: disk.reads,
                 writes: disk.writes,
                 clean_writes: disk.clean_writes,
-                discards: disk.discards,
                 refused: disk.refused,
                 damaged: disk.damaged,
                 far_reads: disk.far_reads,
@@ -193,7 +191,6 @@ impl Collector for Metrics {
                 "Of those: pages with unchanged contents.",
                 c.clean_writes,
             ),
-            ("canvas_disk_discards", "Pages discarded.", c.discards),
             (
                 "canvas_disk_refused",
                 "Writes refused because there was no room.",

@@ -65,11 +65,6 @@ fn levels(out: &mut Out, s: &State) -> Result<(), Error> {
         ),
         ("canvas_serve_slabs", "Slabs that are lent.", s.slabs as u64),
         (
-            "canvas_serve_leaving_slabs",
-            "Slabs whose clients were asked to move them.",
-            s.leaving_slabs as u64,
-        ),
-        (
             "canvas_serve_spare_slabs",
             "Slabs whose clients reported another copy.",
             s.spare_slabs as u64,
@@ -153,11 +148,6 @@ fn counts(out: &mut Out, c: &CounterValues) -> Result<(), Error> {
             c.lane_pairs,
         ),
         ("canvas_serve_lane_reads", "Direct reads.", c.lane_reads),
-        (
-            "canvas_serve_lane_read_bytes",
-            "Bytes of direct reads.",
-            c.lane_read_bytes,
-        ),
     ] {
         out.counter(name, help, value)?;
     }

@@ -127,8 +127,6 @@ pub struct Evicted {
     pub clean: u32,
     /// Pages put back because there was no room for their copies.
     pub refused: u32,
-    /// Pages skipped because a system call needs them.
-    pub pinned: u32,
 }
 
 impl<'a> Partition<'a> {
@@ -200,7 +198,6 @@ impl<'a> Partition<'a> {
         fence(Ordering::SeqCst);
         self.each_victim(|i, w, cur| {
             if k.is_pinned(self.journal.pages[i].load(Ordering::Relaxed)) {
-                done.pinned += 1;
                 k.step();
                 transition(w, cur, Word::new(State::Resident, 0, cur.entry()));
             }

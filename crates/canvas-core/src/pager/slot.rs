@@ -342,10 +342,6 @@ impl<'a> SlotTable<'a> {
             .load(Ordering::Relaxed)
             .saturating_sub(c.bare_top.load(Ordering::Relaxed))
     }
-    /// How often the lock was contended, modulo 2^32.
-    pub fn lock_waits(&self) -> u32 {
-        self.control.lock.waits()
-    }
 
     /// Takes up to `out.len()` free slots. Returns how many, and how many of them are new: their buffers use memory
     /// from now on, and the caller charges them.

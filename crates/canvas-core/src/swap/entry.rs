@@ -411,10 +411,6 @@ impl<'a> EntryTable<'a> {
     pub fn high_water(&self) -> u64 {
         self.high.load(Ordering::Relaxed) as u64
     }
-    /// Contended acquisitions of the lock, modulo 2^32.
-    pub fn lock_waits(&self) -> u32 {
-        self.lock.waits()
-    }
     /// Locks the list across a fork, so that the child's copy is consistent. Magazines need no lock: they are
     /// consistent at any moment.
     pub fn fork_guard(&self) -> RawGuard<'_> {

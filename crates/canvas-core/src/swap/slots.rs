@@ -647,11 +647,6 @@ impl<'a> SlotPool<'a> {
             self.count_class(class, sign * self.class_live(class) as i64);
         }
     }
-    /// Contended acquisitions of the locks, modulo 2^32.
-    pub fn lock_waits(&self) -> u32 {
-        let classes = self.classes.iter().map(|c| c.lock.waits());
-        classes.fold(self.lock.waits(), u32::wrapping_add)
-    }
     /// Locks the allocator across a fork, with no slab being released. Dropping the guard in the parent and in the
     /// child unlocks each one's own copy.
     pub fn fork_guard(&self) -> SlotForkGuard<'_> {

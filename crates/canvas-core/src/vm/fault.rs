@@ -59,7 +59,7 @@ pub fn fault<V: Vm>(vm: &V, at: FaultSite, write: bool) -> Resolved {
             State::Resident => {
                 match waited_for {
                     Some(State::Filling) if cur.has(flag::PREFETCHED) => late(vm, at.page, cur),
-                    Some(_) => count(vm, Counter::FaultWait, 1),
+                    Some(_) => {}
                     None => spurious(vm, at.page, write),
                 }
                 Some(Resolved::Present)
@@ -121,9 +121,8 @@ fn first_write(vm: &impl Vm, page: PageId, cur: Word) -> Option<Resolved> {
     Some(Resolved::Present)
 }
 
-/// Records a fault that waited for a prefetch of its page.
+/// Handles a fault that waited for a prefetch of its page.
 fn late(vm: &impl Vm, page: PageId, cur: Word) {
-    count(vm, Counter::PrefetchLate, 1);
     // The page is known to be used. If the CAS fails, another thread has already recorded that.
     let _ = word::transition(vm.word(page), cur, cur.clear(flag::PREFETCHED));
     fill::prefetch(vm, &plan(vm, page, FaultKind::PrefetchLate));
@@ -144,7 +143,6 @@ fn plan(vm: &impl Vm, page: PageId, kind: FaultKind) -> Plan {
 /// write-protected after a failed unmapping. Lifting the protection is right in both cases but costs a shootdown, so
 /// only repeated write faults do it.
 fn spurious<V: Vm>(vm: &V, page: PageId, write: bool) {
-    count(vm, Counter::FaultSpurious, 1);
     let Some(times) = vm.state().repeated(vm.thread(), page) else {
         return;
     };

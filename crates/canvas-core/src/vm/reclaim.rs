@@ -26,10 +26,8 @@ use crate::swap::{EntryFrom, Kind, Outcome, StoreError};
 /// Which thread reclaims, and why.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reason {
-    /// The reclaim thread, ahead of need.
-    Background,
-    /// A thread that charges memory, ahead of need.
-    InLine,
+    /// Ahead of need: the reclaim thread, or in line a thread that charges memory.
+    Ahead,
     /// A thread that charges memory past the limit, or that makes room during a device's call.
     Direct,
 }
@@ -66,8 +64,7 @@ pub fn reclaim(vm: &impl Vm, want: u32, reason: Reason) -> u32 {
     }
     let unmapped = unmap(vm, batch, Purpose::Evict);
     let counter = match reason {
-        Reason::Background => Counter::ReclaimBackground,
-        Reason::InLine => Counter::ReclaimInLine,
+        Reason::Ahead => Counter::ReclaimAhead,
         Reason::Direct => Counter::ReclaimDirect,
     };
     count(vm, counter, u64::from(unmapped));
@@ -93,7 +90,7 @@ pub fn reclaim_chosen(vm: &impl Vm, from: u32, to: u32) -> (u32, u32) {
         return (next, 0);
     }
     let unmapped = unmap(vm, batch, Purpose::Evict);
-    count(vm, Counter::ReclaimBackground, u64::from(unmapped));
+    count(vm, Counter::ReclaimAhead, u64::from(unmapped));
     (next, unmapped)
 }
 
@@ -144,7 +141,7 @@ fn in_line(vm: &impl Vm) -> bool {
         return false;
     }
     let done = match ledger::excess(vm) {
-        excess @ 1.. => reclaim(vm, excess.min(ROUND_PAGES) as u32, Reason::InLine),
+        excess @ 1.. => reclaim(vm, excess.min(ROUND_PAGES) as u32, Reason::Ahead),
         _ => 0,
     };
     busy.store(false, Ordering::Release);
@@ -181,13 +178,11 @@ pub(super) fn direct(vm: &impl Vm, n: i64) -> bool {
         over_at_first: None,
         ours_too: begun < vm.state().silent_until_ns.load(Ordering::Relaxed),
     };
-    let ok = loop {
+    loop {
         if let Some(ok) = wait.step(vm, n) {
-            break ok;
+            return ok;
         }
-    };
-    count(vm, Counter::StallNs, vm.now_ns() - begun);
-    ok
+    }
 }
 
 /// A thread's direct reclaim.
@@ -478,15 +473,9 @@ fn store(vm: &impl Vm, batch: &mut Batch, job: Job) -> Option<Outcome> {
 /// Growth steps that one page waits for at most; other threads may use up what each step allows.
 const STEPS_MAX: u32 = 100;
 
-/// Counts a page that leaves unused, if it came in ahead of its use.
+/// Counts a page that leaves unused, if it was prefetched.
 fn count_unused(vm: &impl Vm, page: PageId, cur: Word) {
-    if cur.has_all(flag::PROACTIVE) {
-        count(
-            vm,
-            Counter::ProactiveUnused,
-            crate::pager::swapin::schedule::SAMPLE_EVERY,
-        );
-    } else if cur.has(flag::PREFETCHED) {
+    if cur.has(flag::PREFETCHED) && !cur.has_all(flag::PROACTIVE) {
         let stands_for = vm.prefetcher().on_unused(page).unwrap_or(0);
         count(vm, Counter::PrefetchUnused, u64::from(stands_for));
     }
@@ -510,8 +499,7 @@ fn count_stored(vm: &impl Vm, outcome: &Outcome) {
         EntryFrom::Page => Some(Counter::EntryAllocReserved),
         EntryFrom::Nowhere => None,
     };
-    let slot = outcome.slot_taken.then_some(Counter::SlotAlloc);
-    for counter in [kind, from, slot].into_iter().flatten() {
+    for counter in [kind, from].into_iter().flatten() {
         count(vm, counter, 1);
     }
 }
@@ -595,7 +583,7 @@ pub fn evict_excess(vm: &impl Vm) -> bool {
         return false;
     }
     let want = excess.min(ROUND_PAGES) as u32;
-    let mut done = reclaim(vm, want, Reason::Background);
+    let mut done = reclaim(vm, want, Reason::Ahead);
     if done == 0 {
         // All that the process holds is in the swap cache, from which nothing leaves before it is full again. The
         // memory of the slots is freed once they have been idle for a moment.

@@ -120,9 +120,6 @@ fn publish(vm: &impl Vm, dirty: &[PageId], slots: &[SlotRef], clean: &[PageId], 
     clean.iter().for_each(|p| leave_clean(vm, *p, epoch));
     ledger::record_evicted(vm, all);
     ledger::uncharge(vm, all);
-    if purpose == Purpose::Evict {
-        count(vm, Counter::ReclaimCopyPath, dirty.len() as u64);
-    }
     for counter in [
         Counter::PagesOut,
         Counter::PagesOutClean,

@@ -324,8 +324,7 @@ fn entries_can_run_out() {
         Outcome {
             entry: first.entry,
             kind: Kind::Compressed,
-            entry_from: EntryFrom::Page,
-            slot_taken: false
+            entry_from: EntryFrom::Page
         }
     );
 }

@@ -179,14 +179,7 @@ fn store(
             entry,
             kind,
             entry_from,
-            slot_taken,
         }) => {
-            let place = |r: Record| match r {
-                Record::Stored { slot, .. } => Some(slot),
-                _ => None,
-            };
-            let moved = place(pool.record(entry)) != place(record);
-            prop_assert_eq!(slot_taken, moved && place(pool.record(entry)).is_some());
             match entry_from {
                 EntryFrom::Nowhere => prop_assert!(!entry.is_some()),
                 EntryFrom::Page => prop_assert!(entry.is_some() && entry == had.entry),

@@ -147,7 +147,6 @@ impl Store for Sim {
                 entry,
                 kind,
                 entry_from: EntryFrom::Nowhere,
-                slot_taken: false,
             })
         };
         if n == 0 {

@@ -288,7 +288,6 @@ impl Lanes {
             Err(Failed::Elsewhere) => target.route.clear(),
             Err(Failed::Busy) => {}
         }
-        stats.lane_failures.fetch_add(1, Ordering::Relaxed);
         false
     }
 }

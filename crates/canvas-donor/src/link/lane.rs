@@ -286,9 +286,7 @@ impl Lane<'_> {
         match slab.read([Range { offset, len }].into_iter(), &mut self.answer) {
             Ok(()) => {
                 self.lane.note(bytes);
-                let counters = &self.shared.counters;
-                counters.lane_reads.fetch_add(1, Relaxed);
-                counters.lane_read_bytes.fetch_add(bytes, Relaxed);
+                self.shared.counters.lane_reads.fetch_add(1, Relaxed);
                 Code::Done
             }
             Err(ErrorCode::OutOfRange) => Code::OutOfRange,

@@ -11,7 +11,6 @@ use crate::paging::{
     fault::{self, Resolved},
     freeze, regions,
 };
-use crate::runtime::state;
 use crate::shared::{pages, pins};
 
 /// Ranges of one call that need no extra memory.
@@ -141,7 +140,6 @@ pub fn pin_page(page: PageId) -> bool {
         if fault::resolve(page, true) != Resolved::Present {
             return false;
         }
-        state::count(canvas_shm::Counter::FaultSyscall, 1);
         // Pin it while still inside: a batch of reclaim may evict it again before the next round.
         if word::pin(w) {
             return true;

@@ -243,9 +243,7 @@ fn follow_forwarded(page: PageId, at: FaultSite, bytes: &PageBuf, tier: AppTier)
         if tier.has_refs() {
             let mut found = [Candidate::default(); app::refs::CANDIDATES_MAX];
             let n = candidates(bytes, at.offset, encoding(page), far_page, &mut found);
-            let came = GROUPS.on_fault(&mut t.ring, page, at.ip, &found[..n], &mut by_ref);
-            count(Counter::AppRefsLive, u64::from(came.issued));
-            count(Counter::AppRefsCovered, u64::from(came.covered));
+            GROUPS.on_fault(&mut t.ring, page, at.ip, &found[..n], &mut by_ref);
         }
         (by_link, by_ref)
     });
@@ -268,10 +266,8 @@ fn follow_forwarded(page: PageId, at: FaultSite, bytes: &PageBuf, tier: AppTier)
 /// Whether reading ahead has paid so far, so that it may go on.
 fn compare() -> Answer {
     let answer = TIER.trial.on_fault(time::now_ns());
-    match answer.vote {
-        Some(true) => count(Counter::AppTrialsFor, 1),
-        Some(false) => count(Counter::AppTrialsAgainst, 1),
-        None => {}
+    if answer.vote.is_some() {
+        count(Counter::AppTrials, 1);
     }
     answer
 }

@@ -3,18 +3,12 @@
 
 use canvas_core::pager::slot::{Control, SlotRef, SlotTable};
 use canvas_core::vm::ledger;
-use canvas_shm::Counter;
 use canvas_types::PAGE_SIZE;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::far_tier::pool::pool;
 use crate::own_memory::areas::{self, CACHE_SLOTS_MAX};
 use crate::paging::discard;
-use crate::runtime::{
-    state,
-    state::{PROCESS, count},
-    thread,
-};
+use crate::runtime::{state, state::PROCESS, thread};
 use crate::tenant::{members, smaps};
 
 /// Entries of the FIFO. Stale entries are skipped, so it is larger than the cache.
@@ -67,7 +61,6 @@ pub fn give_back_idle(now: u64) {
     if !members::once_in(&LAST_NS, pause_ns, now) {
         return;
     }
-    count_lock_waits();
     let mut still_shared = 0;
     let n = give_back(|ranges, discard| {
         still_shared += members::give_up_shared(|| smaps::shared_in(ranges), discard).1;
@@ -116,13 +109,4 @@ fn give_back(mut each: impl FnMut(&[libc::iovec], &dyn Fn())) -> i64 {
             return idle;
         }
     }
-}
-
-/// Adds to a counter how often the locks of the swap cache and of the pool's allocators were contended since the last
-/// call. Called by one thread at a time.
-fn count_lock_waits() {
-    static COUNTED: AtomicU32 = AtomicU32::new(0);
-    let now = slots().lock_waits().wrapping_add(pool().lock_waits());
-    let before = COUNTED.swap(now, Ordering::Relaxed);
-    count(Counter::AllocLockWait, u64::from(now.wrapping_sub(before)));
 }

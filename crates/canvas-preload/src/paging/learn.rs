@@ -375,7 +375,6 @@ impl Server {
             recording.useful.store(0, Ordering::Relaxed);
         }
         recording.write(|places| learner.merge(places, len));
-        count(Counter::LearnRecorded, 1);
         recording.made.store(all.note_change(), Ordering::Relaxed);
     }
 

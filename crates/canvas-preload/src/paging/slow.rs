@@ -136,7 +136,6 @@ pub fn note_fault(addr: usize, begun: Begun) {
     if took >= SLOW_NS {
         note_slow(addr & !(PAGE_SIZE - 1), begun_ns, now);
     }
-    state::count(Counter::FaultsManaged, 1);
 }
 
 #[cold]

@@ -2,7 +2,6 @@
 //! go to the program's handler as if canvas were absent.
 
 use canvas_core::vm::FaultSite;
-use canvas_shm::Counter;
 use canvas_sys::gate::{self, check, raw};
 use canvas_sys::signal::{self, KernelSigaction, bit};
 use canvas_sys::{Errno, proc, seccomp, sys2, sys4};
@@ -118,7 +117,6 @@ unsafe fn serve_call(i: &libc::siginfo_t, uc: &mut libc::ucontext_t) -> bool {
         back: 0,
         stack: 0,
     };
-    state::count(Counter::SyscallsTrapped, 1);
     let mask = (&raw mut uc.uc_sigmask).cast::<u64>();
     if call.nr as i64 == libc::SYS_rt_sigprocmask {
         // The mask that counts is the one that this handler's return restores.

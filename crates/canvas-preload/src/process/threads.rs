@@ -438,16 +438,9 @@ fn serve(u: uffd::Uffd, msg: &Msg) {
         fault::resolve(page, msg.flags & uffd::FAULT_WRITE != 0)
     };
     match r {
-        Resolved::Present => {
-            if msg.flags & uffd::FAULT_WP != 0 {
-                state::count(Counter::FaultWriteProtect, 1);
-            }
-            // UFFDIO_COPY has woken the faulting thread if it filled the page. If another thread filled it, or the page
-            // was only protected, it still waits.
-            u.wake(addr, PAGE_SIZE);
-        }
-        // The mapping changed during the fault: the access is repeated, and the kernel judges it.
-        Resolved::NotOurs => u.wake(addr, PAGE_SIZE),
+        // UFFDIO_COPY has woken the faulting thread if it filled the page. If another thread filled it, or the page was
+        // only protected, it still waits. If the mapping changed, the access is repeated, and the kernel judges it.
+        Resolved::Present | Resolved::NotOurs => u.wake(addr, PAGE_SIZE),
         Resolved::Poisoned | Resolved::Unreachable | Resolved::Lost | Resolved::NoMemory => {
             // Before UFFDIO_POISON there is no way to fail a fault by message: report it and end.
             report!(

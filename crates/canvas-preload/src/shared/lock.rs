@@ -1,14 +1,13 @@
 //! The lock on eviction, regions and the store, between all processes of the tenant: its next holder completes what a
 //! dead process had begun.
 
-use canvas_shm::Counter;
 use canvas_shm::segment::shared_fd;
 use canvas_sys::gate::{self, give_way};
 use canvas_sys::shmem;
 use canvas_types::PAGE_SIZE;
 use core::sync::atomic::Ordering;
 
-use crate::runtime::{state, state::count};
+use crate::runtime::state;
 use crate::shared::{
     extents,
     kernel::Here,
@@ -62,7 +61,6 @@ pub fn lock() -> Held {
 /// Takes the lock of a dead holder, and completes what it has begun.
 fn take_over(holder: u64) -> Option<Held> {
     let held = take_from(holder)?;
-    count(Counter::SharedTakenOver, 1);
     partition().recover(&Here, end());
     collect(&held);
     Some(held)

@@ -112,7 +112,7 @@ pub fn pin(pin: &mut Pin, addr: usize, bytes: usize) {
         while load(&partition().words[page as usize]).state() != State::Resident {
             let _inside = freeze::enter();
             match resolve(page) {
-                Resolved::Present => count(Counter::FaultSyscall, 1),
+                Resolved::Present => {}
                 Resolved::NoMemory => return say_full(),
                 _ => return,
             }
@@ -233,7 +233,6 @@ fn make_room() -> bool {
             }
             (most, now) = (limit(), resident());
         }
-        count(Counter::StallNs, proc::now_ns() - begun);
     }
     state::seg().shared.note_used(now + 1);
     if now + 1 > c.resident_peak.load(Ordering::Relaxed) {
@@ -246,7 +245,6 @@ fn evict(held: &Held, want: usize) -> canvas_core::pager::shared::Evicted {
     let done = partition().evict(&Here, want, end());
     count(Counter::SharedOut, done.pages.into());
     count(Counter::SharedOutClean, done.clean.into());
-    count(Counter::SharedPinned, done.pinned.into());
     note_store(held);
     beyond::keep_up(held);
     done

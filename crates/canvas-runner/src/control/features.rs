@@ -20,7 +20,8 @@ use crate::sweep::Sample;
 pub fn look(lives: Option<Lives>, segment: &Segment, mode: Option<Mode>, sample: &Sample) -> Sums {
     let total = |c| segment.total(c);
     let touched = sample.touched_pages();
-    let faults = total(Counter::FaultsManaged);
+    let (fault_ns, _) = segment.fault_times();
+    let faults = fault_ns.into_iter().fold(0, u64::saturating_add);
     // The faulting thread works itself, or sleeps until another thread has resolved the fault.
     let (delivery_ns, woken_ns) = match mode {
         Some(Mode::Signal) => (delivery_ns(Mode::Signal), 0),

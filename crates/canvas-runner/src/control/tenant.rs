@@ -4,7 +4,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use canvas_shm::files::Files;
-use canvas_shm::histogram::BUCKETS;
 use canvas_shm::nodes::NodeBook;
 use canvas_shm::segment::{Counter, Mode, Segment};
 use canvas_sys::proc::now_ns;
@@ -149,16 +148,14 @@ impl Tenant {
     }
 
     fn stat(&self, agent: Option<&Keeper>) -> Stat {
-        let mut fault_ns = [0; BUCKETS];
-        let stripes = self.segment.stripes.iter();
-        let longest = stripes.map(|s| s.fault_ns.add_to(&mut fault_ns)).max();
+        let (fault_ns, fault_ns_max) = self.segment.fault_times();
         let counter = |c: &Counter| (c.json_name().to_owned(), self.segment.total(*c));
         Stat {
             at_ns: now_ns(),
             status: self.status(agent),
             counters: Counter::ALL.iter().map(counter).collect(),
             fault_ns: fault_ns.to_vec(),
-            fault_ns_max: longest.unwrap_or(0),
+            fault_ns_max,
             features: features::look(
                 Some(self.sides.lives()),
                 self.segment,

@@ -62,19 +62,12 @@ fn ratios_as_canvas_defines_them() {
         (Counter::FaultFar, 25),
         (Counter::PrefetchUsed, 75),
         (Counter::PrefetchIssued, 100),
-        (Counter::CacheHitVictim, 15),
-        (Counter::CacheHitPrefetch, 10),
-        (Counter::EntryAllocLocked, 1),
-        (Counter::EntryAllocStocked, 1),
-        (Counter::EntryAllocReserved, 2),
     ] {
         s.count(1, c, n);
     }
     let v = json(&run(End::Exit(0)), s);
     assert_eq!(v["prefetch"]["contribution"], 0.75);
     assert_eq!(v["prefetch"]["accuracy"], 0.75);
-    assert_eq!(v["swap_cache"]["hit_ratio"], 0.5);
-    assert_eq!(v["entries"]["lock_free_ratio"], 0.75);
     // The number of used pages is extrapolated from a sample, and may exceed those issued.
     s.count(1, Counter::PrefetchUsed, 1000);
     assert_eq!(json(&run(End::Exit(0)), s)["prefetch"]["accuracy"], 1.0);

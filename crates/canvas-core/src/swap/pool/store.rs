@@ -85,7 +85,6 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
             entry: reserved,
             kind: Kind::Clean,
             entry_from: EntryFrom::Page,
-            slot_taken: false,
         };
         match classify(page) {
             Content::Zero => {
@@ -94,7 +93,6 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
                     entry: SwapEntry::NONE,
                     kind: Kind::Zero,
                     entry_from: EntryFrom::Nowhere,
-                    slot_taken: false,
                 })
             }
             Content::SameFilled(pattern) if Record::pattern_fits(pattern) => {
@@ -108,7 +106,6 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
                     entry,
                     kind: Kind::SameFilled,
                     entry_from,
-                    slot_taken: false,
                 })
             }
             Content::SameFilled(_) | Content::Data => {
@@ -118,11 +115,10 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
                 }
                 let (entry, entry_from) = self.take_entry(reserved)?;
                 match self.write(entry, old, page, &digest, scratch) {
-                    Some((kind, slot_taken)) => Ok(Outcome {
+                    Some(kind) => Ok(Outcome {
                         entry,
                         kind,
                         entry_from,
-                        slot_taken,
                     }),
                     None if entry_from != EntryFrom::Page => {
                         self.entries.free(entry);
@@ -442,16 +438,6 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
             node_slot_bytes: self.nodes.sum(|n| n.class_live(RAW_CLASS) as i64) * PAGE_SIZE as i64,
             node_charged_bytes: self.nodes.sum(SlotPool::charged_bytes),
         }
-    }
-
-    /// Contended acquisitions of the allocators' locks, modulo 2^32.
-    pub fn lock_waits(&self) -> u32 {
-        let entries = self.entries.lock_waits();
-        let nodes = self.nodes.used().iter().map(SlotPool::lock_waits);
-        nodes.fold(
-            entries.wrapping_add(self.slots.lock_waits()),
-            u32::wrapping_add,
-        )
     }
 
     /// Locks the allocators across a fork. No store, drop or release may be under way in another thread, or the child

@@ -123,9 +123,6 @@ pub struct Outcome {
     pub kind: Kind,
     /// Where the entry came from.
     pub entry_from: EntryFrom,
-    /// A slot of the pool was allocated, under its class's lock; otherwise the copy is where the previous one was, or
-    /// needs no slot.
-    pub slot_taken: bool,
 }
 
 /// Why a page was not stored. The page stays in memory. If it had an entry, that stays reserved.

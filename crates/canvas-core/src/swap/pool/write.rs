@@ -33,8 +33,8 @@ fn payload<'s>(
 }
 
 impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
-    /// Writes a page whose entry holds `old`: as a few words after the previous copy, or compressed again. Returns
-    /// whether a slot was allocated. On `None` (full) the entry is empty, or unchanged ([`LocalPool::keeping_old`]).
+    /// Writes a page whose entry holds `old`: as a few words after the previous copy, or compressed again. On `None`
+    /// (full) the entry is empty, or unchanged ([`LocalPool::keeping_old`]).
     pub(super) fn write(
         &self,
         entry: SwapEntry,
@@ -42,12 +42,10 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         page: &PageBuf,
         digest: &Hash,
         scratch: &mut Scratch,
-    ) -> Option<(Kind, bool)> {
+    ) -> Option<Kind> {
         let old = self.drop_home(entry, old);
-        if self.nodes.are_there()
-            && let Some(slot_taken) = self.write_to_node(entry, old, page, digest)
-        {
-            return Some((Kind::OnNode, slot_taken));
+        if self.nodes.are_there() && self.write_to_node(entry, old, page, digest) {
+            return Some(Kind::OnNode);
         }
         let (kind, len) = match self.difference(entry, old, page, scratch) {
             Some(PAGE_SIZE) => (Kind::Raw, PAGE_SIZE),
@@ -83,19 +81,12 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
             }
             CopyTarget::Instead(_) => put(stored),
         }
-        let in_place = matches!(old, Record::Stored { slot: before, .. } if before == slot);
-        Some((kind, !in_place))
+        Some(kind)
     }
 
-    /// Writes a page whose entry holds `old` to a node: where it is already, otherwise to the first with room. Returns
-    /// whether a slot was allocated; `None`, with nothing changed, when no node has room.
-    fn write_to_node(
-        &self,
-        entry: SwapEntry,
-        old: Record,
-        page: &PageBuf,
-        digest: &Hash,
-    ) -> Option<bool> {
+    /// Writes a page whose entry holds `old` to a node: where it is already, otherwise to the first with room. False,
+    /// with nothing changed, when no node has room.
+    fn write_to_node(&self, entry: SwapEntry, old: Record, page: &PageBuf, digest: &Hash) -> bool {
         if let Record::Stored { slot, len, .. } = old
             && let Some(node) = self.nodes.of(slot)
             && !self.budget.node_is_over(node)
@@ -104,12 +95,15 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
                 .fetch_sub(stored_len(len), Ordering::Relaxed);
             self.put_raw(slot, page, digest);
             self.names(entry, slot, PAGE_SIZE as u16);
-            return Some(false);
+            return true;
         }
-        let slot = (0..self.nodes.count).find_map(|node| self.store_on(node, page, digest))?;
+        let stored = (0..self.nodes.count).find_map(|node| self.store_on(node, page, digest));
+        let Some(slot) = stored else {
+            return false;
+        };
         self.free_slot(old);
         self.names(entry, slot, PAGE_SIZE as u16);
-        Some(true)
+        true
     }
 
     /// A slot on a node, with the page in it.
