@@ -266,6 +266,7 @@ fn child(
     begin_in(slot);
     accounting::inherit_ages(parent);
     state::PROCESS.after_fork_in_child();
+    fds::after_fork_in_child();
     canvas_sys::gate::after_fork_in_child();
     own::after_fork_in_child();
     threads::after_fork_in_child();

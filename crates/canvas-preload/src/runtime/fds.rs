@@ -113,6 +113,11 @@ pub fn has_its_own() -> bool {
     thread != 0 && thread == proc::tid()
 }
 
+/// In a fork's child: no thread of it has a table of its own yet, and its threads may have the numbers of the parent's.
+pub fn after_fork_in_child() {
+    DESCRIPTORS.left.store(0, Ordering::Relaxed);
+}
+
 /// Gives this thread a descriptor table of its own that contains only canvas's descriptors. A file that it opens then
 /// never gets the number that the program would get next: a shell that closes its input and opens a file relies on
 /// that. Changes nothing if the kernel lacks the call.
