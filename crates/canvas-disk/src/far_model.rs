@@ -15,6 +15,7 @@ use canvas_agent::share::LiveShare;
 use canvas_agent::{Agent, Setup};
 use canvas_core::swap::Record;
 use canvas_shm::far::{Slab, slab_state};
+use canvas_shm::mailbox::WRITES;
 use canvas_shm::{Far, Segment};
 use canvas_testing::random::{run_until, seed};
 use canvas_types::{Codec, PAGE_SIZE};
@@ -245,6 +246,34 @@ fn far_memory_that_is_full_refuses_and_keeps() {
             store.read(n, &mut out, &mut scratch).unwrap();
             assert!(out == page(n) || out == [0; PAGE_SIZE], "page {n}");
         }
+    });
+}
+
+/// A server and its agent died: until the next agent releases their requests, writes wait.
+#[test]
+fn writes_wait_for_requests_that_the_dead_have_left() {
+    with_agent(4, |fd, segment, far| {
+        let memory = memory(fd, segment, far);
+        let store = PoolStore::new(&memory, Codec::None);
+        let requests = &far.mailboxes[0];
+        let left: Vec<_> = std::iter::from_fn(|| requests.claim(WRITES)).collect();
+        assert!(!left.is_empty());
+        let mut scratch = Box::<Scratch>::default();
+        let released = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                std::thread::sleep(Duration::from_millis(100));
+                released.store(true, Relaxed);
+                left.iter().for_each(|i| requests.release(*i));
+            });
+            for n in 0..PAGES {
+                store
+                    .write(n, &page_of(n, PAGE_SIZE), &mut scratch)
+                    .unwrap();
+            }
+            assert!(released.load(Relaxed), "the pool has room for all");
+        });
+        assert_eq!(store.stats().refused, 0);
     });
 }
 

@@ -114,8 +114,10 @@ pub fn make_room(far: &impl FarStore) -> bool {
         }
         let now = owner.now_ns();
         let waited_ns = now - begun;
-        let under_way = writes.bytes() > 0 || compact::works(state);
-        let pauses = writes.waits_for_an_answer(now, wait_ns);
+        // An agent that died may have kept requests of a process that died: the next agent releases them.
+        let under_way =
+            writes.bytes() > 0 || compact::works(state) || matches!(found, Wrote::NoRequest);
+        let pauses = matches!(found, Wrote::Paused) && writes.is_newly_closed(now, wait_ns);
         if under_way || pauses {
             // A process with less than another need not make do with only that.
             if !asked {
@@ -243,8 +245,12 @@ fn write_next(far: &impl FarStore, scan_max: Option<usize>) -> Wrote {
 enum Wrote {
     /// An extent is under way, or pages were demoted without a write.
     Some,
-    /// There is no place to write to, or no request free.
-    NoWay,
+    /// Writes pause, because the last one failed.
+    Paused,
+    /// No request is free.
+    NoRequest,
+    /// There is no place to write to.
+    NoExtent,
     /// There is nothing to write.
     FoundNone,
 }
@@ -253,15 +259,15 @@ fn write_oldest(far: &impl FarStore, scan_max: Option<usize>) -> Wrote {
     let owner = far.owner();
     let state = owner.state();
     if state.writes.are_paused(owner.now_ns()) {
-        return Wrote::NoWay;
+        return Wrote::Paused;
     }
     let Some(mut request) = channel::claim(far, WRITES) else {
-        return Wrote::NoWay;
+        return Wrote::NoRequest;
     };
     let Some(extent) = far.book().take(&far.slabs()) else {
         state.writes.note_failed();
         channel::release(far, request);
-        return Wrote::NoWay;
+        return Wrote::NoExtent;
     };
     let packed = pack(far, &mut request, scan_max);
     if packed.demoted > 0 {

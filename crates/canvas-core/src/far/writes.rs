@@ -71,10 +71,6 @@ impl Writes {
         let since = self.away_since_ns.load(Ordering::Relaxed);
         since != 0 && now_ns.saturating_sub(since) < wait_ns
     }
-    /// Whether writes pause because nobody answers, and have been failing for less than `wait_ns`.
-    pub(crate) fn waits_for_an_answer(&self, now_ns: u64, wait_ns: u64) -> bool {
-        self.is_newly_closed(now_ns, wait_ns) && self.are_paused(now_ns)
-    }
     /// Bytes of the pool that are being written.
     pub(crate) fn bytes(&self) -> i64 {
         self.bytes.load(Ordering::Relaxed)
@@ -141,7 +137,7 @@ mod tests {
         assert!(writes.have_failed() && writes.are_paused(2_000 + PAUSE_NS - 1));
         assert!(!writes.are_paused(2_000 + PAUSE_NS));
         assert!(
-            !writes.waits_for_an_answer(3_000, u64::MAX),
+            !writes.is_newly_closed(3_000, u64::MAX),
             "no answer will come"
         );
         assert!(
@@ -161,16 +157,13 @@ mod tests {
         writes.pause(Status::Unreachable, 1_000);
         writes.pause(Status::Unreachable, 1_000 + PAUSE_NS);
         let now = 1_001 + PAUSE_NS;
-        assert!(writes.waits_for_an_answer(now, PAUSE_NS + 2));
-        assert!(
-            !writes.waits_for_an_answer(now, PAUSE_NS),
-            "waited long enough"
-        );
+        assert!(writes.is_newly_closed(now, PAUSE_NS + 2));
+        assert!(!writes.is_newly_closed(now, PAUSE_NS), "waited long enough");
         writes.stall(true);
         assert!(writes.is_stalled());
         writes.note_written(false, 0);
         assert!(!writes.is_stalled() && writes.have_failed());
         writes.pause(Status::NoRoom, now);
-        assert!(!writes.waits_for_an_answer(now, u64::MAX));
+        assert!(!writes.is_newly_closed(now, u64::MAX));
     }
 }
