@@ -15,7 +15,7 @@ use canvas_agent::share::LiveShare;
 use canvas_agent::{Agent, Setup};
 use canvas_core::swap::Record;
 use canvas_shm::far::{Slab, slab_state};
-use canvas_shm::mailbox::WRITES;
+use canvas_shm::mailbox::{DEMANDS, WRITES};
 use canvas_shm::{Far, Segment};
 use canvas_testing::random::{run_until, seed};
 use canvas_types::{Codec, PAGE_SIZE};
@@ -274,6 +274,33 @@ fn writes_wait_for_requests_that_the_dead_have_left() {
             assert!(released.load(Relaxed), "the pool has room for all");
         });
         assert_eq!(store.stats().refused, 0);
+    });
+}
+
+/// A dead agent has kept all requests for reads: a read ends when the tenant wants to wait no longer.
+#[test]
+fn reads_do_not_wait_for_ever_for_requests_that_the_dead_have_left() {
+    with_agent(4, |fd, segment, far| {
+        let memory = memory(fd, segment, far);
+        let store = PoolStore::new(&memory, Codec::None);
+        let mut scratch = Box::<Scratch>::default();
+        for n in 0..PAGES {
+            store
+                .write(n, &page_of(n, PAGE_SIZE), &mut scratch)
+                .unwrap();
+        }
+        let is_far = |n: &u64| store.pool.extent_ref(entry_of(*n as u32)).is_some();
+        let page = (0..PAGES).find(is_far).unwrap();
+        let requests = &far.mailboxes[0];
+        let left: Vec<_> = std::iter::from_fn(|| requests.claim(DEMANDS)).collect();
+        let wait_ms = far.wait_ms_max.swap(50, Relaxed);
+        let mut out = [0; PAGE_SIZE];
+        let read = store.read(page, &mut out, &mut scratch);
+        assert_eq!(read, Err(DiskError::Unreachable));
+        left.iter().for_each(|i| requests.release(*i));
+        far.wait_ms_max.store(wait_ms, Relaxed);
+        store.read(page, &mut out, &mut scratch).unwrap();
+        assert!(out == page_of(page, PAGE_SIZE));
     });
 }
 

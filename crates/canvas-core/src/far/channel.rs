@@ -19,12 +19,16 @@ pub(crate) fn claim(c: &impl Channel, among: u64) -> Option<Request> {
     c.mailbox().claim(among).map(Request)
 }
 
-/// Claims a request for a demand read. There are as many as threads that may need one at a time.
-pub(crate) fn claim_demand<F: FarStore>(far: &F) -> Request {
+/// Claims a request for a demand read that began at `begun`. There are as many as threads that may need one at a time;
+/// `None` when a dead agent has kept all of them for longer than the tenant wants to wait.
+pub(crate) fn claim_demand<F: FarStore>(far: &F, begun: u64) -> Option<Request> {
     let mut spins = 0;
     loop {
         if let Some(request) = claim(far, DEMANDS) {
-            return request;
+            return Some(request);
+        }
+        if far.owner().now_ns() > begun.saturating_add(far.wait_ns_max()) {
+            return None;
         }
         backoff(&mut spins, F::Owner::yield_now);
     }

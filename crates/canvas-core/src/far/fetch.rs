@@ -87,7 +87,7 @@ fn demand<R>(
     on: impl FnOnce(&Request) -> Result<R, Lost>,
 ) -> Result<R, Lost> {
     let m = far.mailbox();
-    let request = channel::claim_demand(far);
+    let request = channel::claim_demand(far, begun).ok_or(Lost::Unreachable)?;
     let i = channel::post(far, request, ask, begun);
     // Only one thread of a process spins: many that yield would starve the thread for which they wait.
     let spins = (m.in_use() & DEMANDS).is_power_of_two();
