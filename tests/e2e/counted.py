@@ -43,7 +43,7 @@ def figures(r):
         hits = more["cache_hits_victim"]
         for name in ("pages_out", "pages_in", "faults_far"):
             near(f"{name} and hits in the swap cache", more[name] + hits, PAGES)
-        near("reclaim_pages_ahead", more["reclaim_pages_ahead"], PAGES)
+        near("reclaim_pages_background", more["reclaim_pages_background"], PAGES)
         for name in BY_KIND:
             r.same(more[name], more["pages_out"] if name == counter else 0, f"tag {tag}: {name}")
         r.same((more["forks"], more["prefetch_issued"]), (0, 0), f"tag {tag}: forks, prefetch_issued")

@@ -26,8 +26,10 @@ use crate::swap::{EntryFrom, Kind, Outcome, StoreError};
 /// Which thread reclaims, and why.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reason {
-    /// Ahead of need: the reclaim thread, or in line a thread that charges memory.
-    Ahead,
+    /// The reclaim thread, ahead of need.
+    Background,
+    /// A thread that charges memory, ahead of need.
+    InLine,
     /// A thread that charges memory past the limit, or that makes room during a device's call.
     Direct,
 }
@@ -64,7 +66,8 @@ pub fn reclaim(vm: &impl Vm, want: u32, reason: Reason) -> u32 {
     }
     let unmapped = unmap(vm, batch, Purpose::Evict);
     let counter = match reason {
-        Reason::Ahead => Counter::ReclaimAhead,
+        Reason::Background => Counter::ReclaimBackground,
+        Reason::InLine => Counter::ReclaimInLine,
         Reason::Direct => Counter::ReclaimDirect,
     };
     count(vm, counter, u64::from(unmapped));
@@ -90,7 +93,7 @@ pub fn reclaim_chosen(vm: &impl Vm, from: u32, to: u32) -> (u32, u32) {
         return (next, 0);
     }
     let unmapped = unmap(vm, batch, Purpose::Evict);
-    count(vm, Counter::ReclaimAhead, u64::from(unmapped));
+    count(vm, Counter::ReclaimBackground, u64::from(unmapped));
     (next, unmapped)
 }
 
@@ -141,7 +144,7 @@ fn in_line(vm: &impl Vm) -> bool {
         return false;
     }
     let done = match ledger::excess(vm) {
-        excess @ 1.. => reclaim(vm, excess.min(ROUND_PAGES) as u32, Reason::Ahead),
+        excess @ 1.. => reclaim(vm, excess.min(ROUND_PAGES) as u32, Reason::InLine),
         _ => 0,
     };
     busy.store(false, Ordering::Release);
@@ -583,7 +586,7 @@ pub fn evict_excess(vm: &impl Vm) -> bool {
         return false;
     }
     let want = excess.min(ROUND_PAGES) as u32;
-    let mut done = reclaim(vm, want, Reason::Ahead);
+    let mut done = reclaim(vm, want, Reason::Background);
     if done == 0 {
         // All that the process holds is in the swap cache, from which nothing leaves before it is full again. The
         // memory of the slots is freed once they have been idle for a moment.

@@ -786,7 +786,7 @@ impl Observers for Sim {
 
 /// Evicts about `want` pages, and writes the swap cache ahead.
 pub fn evict(sim: &Sim, want: u32) {
-    reclaim::reclaim(sim, want, reclaim::Reason::Ahead);
+    reclaim::reclaim(sim, want, reclaim::Reason::Background);
     reclaim::write_ahead(sim);
 }
 

@@ -425,11 +425,11 @@ fn lot_in(lot: &[PageId], counter: Counter) -> Came {
     });
     let mut tries = 0;
     if seg.local_pages.load(Ordering::Relaxed) + n > mark {
-        reclaim::reclaim(&PROCESS, n as u32, reclaim::Reason::Ahead);
+        reclaim::reclaim(&PROCESS, n as u32, reclaim::Reason::Background);
     }
     while !seg.charge_local_within(me, n, top) {
         tries += 1;
-        if tries > 3 || reclaim::reclaim(&PROCESS, n as u32, reclaim::Reason::Ahead) == 0 {
+        if tries > 3 || reclaim::reclaim(&PROCESS, n as u32, reclaim::Reason::Background) == 0 {
             return wait;
         }
     }
