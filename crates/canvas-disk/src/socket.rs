@@ -234,16 +234,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk.sock");
         let ended = AtomicBool::new(false);
-        let gone = AtomicUsize::new(0);
+        // Odd while a socket goes.
+        let ends = AtomicUsize::new(0);
         let (seen, refused) = std::thread::scope(|s| {
             let looking = s.spawn(|| {
                 let (mut seen, mut refused) = (0, 0);
                 while !ended.load(Relaxed) {
-                    let before = gone.load(SeqCst);
+                    let before = ends.load(SeqCst);
                     match UnixStream::connect(&path) {
                         // A listener that ended between the kernel's lookup of its name and the
                         // connection rightly refuses.
-                        Err(_) if gone.load(SeqCst) != before => {}
+                        Err(_) if before % 2 == 1 || ends.load(SeqCst) != before => {}
                         Err(e) if e.kind() == ErrorKind::ConnectionRefused => refused += 1,
                         Ok(_) => seen += 1,
                         Err(_) => {}
@@ -254,9 +255,10 @@ mod tests {
             for _ in 0..2000 {
                 let socket = Socket::open(&path, None).unwrap();
                 // The name disappears first, as at any end except a kill.
-                gone.fetch_add(1, SeqCst);
+                ends.fetch_add(1, SeqCst);
                 fs::remove_file(&path).unwrap();
                 drop(socket);
+                ends.fetch_add(1, SeqCst);
             }
             ended.store(true, Relaxed);
             looking.join().unwrap()
