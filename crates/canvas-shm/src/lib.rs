@@ -38,11 +38,13 @@ fn tenant() -> (&'static Segment, &'static Far) {
         let (fd, segment) = Segment::create(true).unwrap();
         return (segment, Far::map(fd).unwrap());
     }
-    let layout = Layout::from_size_align(far::OFFSET + far::FAR_BYTES, 4096).unwrap();
+    let bytes = far::OFFSET + size_of::<Far>();
+    let layout = Layout::from_size_align(bytes, 4096).unwrap();
     // SAFETY: the layout is not empty.
     let at = unsafe { alloc_zeroed(layout) };
     assert!(!at.is_null());
     let at = at.expose_provenance();
-    // SAFETY: memory of both sizes, one behind the other on page borders, which nobody frees.
+    // SAFETY: memory of both sizes, one behind the other on page borders, which nobody frees. What lies behind the far
+    // area's fields are buffers, 2.6 GiB, which no test of this crate uses.
     unsafe { (Segment::at(at), Far::at(at + far::OFFSET)) }
 }
