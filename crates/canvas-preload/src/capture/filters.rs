@@ -4,7 +4,6 @@
 use canvas_sys::gate::{self, raw};
 use canvas_sys::{mem, pagemap, seccomp, uffd};
 use canvas_types::layout;
-use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::far_tier::{lanes, pairs};
 use crate::memory::{pins::Pins, uaccess};
@@ -137,13 +136,10 @@ pub fn dispatches(a: &[usize; 6]) -> bool {
 /// Answers it like a kernel without this feature: calls that canvas makes in that thread, even during a fault, would be
 /// sent there, too.
 pub fn refuse_dispatch() -> isize {
-    static REPORTED: AtomicBool = AtomicBool::new(false);
-    if !REPORTED.swap(true, Ordering::Relaxed) {
-        report!(
-            "this program's syscall user dispatch is refused (EINVAL): it would catch the calls that bring far pages \
-             back; run what depends on it (Windows programs that make system calls themselves) without canvas"
-        );
-    }
+    report!(
+        once: "this program's syscall user dispatch is refused (EINVAL): it would catch the calls that bring far \
+         pages back; run what depends on it (Windows programs that make system calls themselves) without canvas"
+    );
     -(libc::EINVAL as isize)
 }
 
@@ -269,13 +265,10 @@ fn first(
 }
 
 fn tell(name: &str) {
-    static REPORTED: AtomicBool = AtomicBool::new(false);
-    if !REPORTED.swap(true, Ordering::Relaxed) {
-        report!(
-            "this program's seccomp filter forbids {name}, which brings far pages back: the next far page \
-             may end it; allow {name}, or run it without canvas"
-        );
-    }
+    report!(
+        once: "this program's seccomp filter forbids {name}, which brings far pages back: the next far page \
+         may end it; allow {name}, or run it without canvas"
+    );
 }
 
 /// A copy of a filter in canvas's own memory.

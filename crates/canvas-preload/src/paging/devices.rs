@@ -14,7 +14,7 @@ use canvas_core::pager::holds::{self, HoldingCall};
 use canvas_core::vm::{ledger, reclaim};
 use canvas_sys::{file, gate, proc};
 use canvas_types::PAGE_SIZE;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::Ordering;
 
 use crate::paging::freeze;
 use crate::report;
@@ -41,7 +41,6 @@ const KVM: u64 = libc::makedev(10, 232);
 
 /// Whether this is an `ioctl` that creates a virtual machine which could not run. Reports the first one.
 pub fn refuses(a: &[usize; 6]) -> bool {
-    static REPORTED: AtomicBool = AtomicBool::new(false);
     if a[1] as u32 != CREATE_VM || PROCESS.in_thread_mode() {
         return false;
     }
@@ -49,12 +48,10 @@ pub fn refuses(a: &[usize; 6]) -> bool {
     if !file::stat(a[0] as i32).is_ok_and(is_kvm) {
         return false;
     }
-    if !REPORTED.swap(true, Ordering::Relaxed) {
-        report!(
-            "KVM is refused to this program, because signal mode cannot serve a guest's processors; write --mode thread, \
-             or let the guest be emulated (qemu: -accel tcg)"
-        );
-    }
+    report!(
+        once: "KVM is refused to this program, because signal mode cannot serve a guest's processors; write --mode \
+         thread, or let the guest be emulated (qemu: -accel tcg)"
+    );
     true
 }
 

@@ -237,14 +237,11 @@ fn may_have_uffd() -> Result<(), canvas_sys::Errno> {
 /// not open a userfaultfd.
 fn child_slot() -> Option<&'static ProcSlot> {
     if let Err(e) = may_have_uffd() {
-        static REPORTED: AtomicBool = AtomicBool::new(false);
-        if !REPORTED.swap(true, Ordering::Relaxed) {
-            report!(
-                "fork fails with EAGAIN: this process may not open a userfaultfd any more (error {}), and without one \
-                 a child's far memory would read as zeros; fork first, or run it without canvas",
-                e.0
-            );
-        }
+        report!(
+            once: "fork fails with EAGAIN: this process may not open a userfaultfd any more (error {}), and without \
+             one a child's far memory would read as zeros; fork first, or run it without canvas",
+            e.0
+        );
         return None;
     }
     let slot = take_slot(life::before_fork().ok()?);

@@ -38,8 +38,15 @@ pub fn line(args: core::fmt::Arguments<'_>) {
     }
 }
 
-/// `report!("...")`: writes one line to stderr.
+/// `report!("...")` writes one line to stderr; `report!(once: "...")` does so at its first call in a process.
 #[macro_export]
 macro_rules! report {
+    (once: $($t:tt)*) => {{
+        use core::sync::atomic::{AtomicBool, Ordering};
+        static REPORTED: AtomicBool = AtomicBool::new(false);
+        if !REPORTED.swap(true, Ordering::Relaxed) {
+            $crate::report!($($t)*);
+        }
+    }};
     ($($t:tt)*) => { $crate::runtime::report::line(format_args!($($t)*)) };
 }

@@ -123,12 +123,9 @@ pub fn pin(pin: &mut Pin, addr: usize, bytes: usize) {
 /// Reports full memory, once. A fault that fails ends the program with a message; a failing call needs one, too.
 #[cold]
 fn say_full() {
-    static REPORTED: AtomicBool = AtomicBool::new(false);
-    if !REPORTED.swap(true, Ordering::Relaxed) {
-        report!(
-            "shared and far memory are both full (raise --pool or --shared); a system call fails with EFAULT"
-        );
-    }
+    report!(
+        once: "shared and far memory are both full (raise --pool or --shared); a system call fails with EFAULT"
+    );
 }
 
 /// Brings a claimed page in, and the pages that come with it.
