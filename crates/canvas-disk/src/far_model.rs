@@ -106,6 +106,13 @@ fn a_disk_with_far_memory_is_a_disk() {
     assert!(complete(), "{:?}", seen.borrow());
 }
 
+/// Writes all pages, the first `random_bytes` of each random.
+fn fill(store: &PoolStore<'_>, random_bytes: usize, scratch: &mut Scratch) {
+    for n in 0..PAGES {
+        store.write(n, &page_of(n, random_bytes), scratch).unwrap();
+    }
+}
+
 /// This process's entry, as its next server takes it over.
 fn here(fd: BorrowedFd<'_>, segment: &'static Segment, far: &'static Far) -> ProcessEntry {
     ProcessEntry::take_from(fd, segment, far, std::process::id()).unwrap()
@@ -161,9 +168,7 @@ fn entries_that_name_no_extent_are_damage() {
         let mut scratch = Box::<Scratch>::default();
         let page = |n: u64| page_of(n, 3000);
         let store = serve();
-        for n in 0..PAGES {
-            store.write(n, &page(n), &mut scratch).unwrap();
-        }
+        fill(&store, 3000, &mut scratch);
         while store.pool.extent_ref(entry_of(8)).is_none() {
             store.background_round();
         }
@@ -266,11 +271,7 @@ fn writes_wait_for_requests_that_the_dead_have_left() {
                 released.store(true, Relaxed);
                 left.iter().for_each(|i| requests.release(*i));
             });
-            for n in 0..PAGES {
-                store
-                    .write(n, &page_of(n, PAGE_SIZE), &mut scratch)
-                    .unwrap();
-            }
+            fill(&store, PAGE_SIZE, &mut scratch);
             assert!(released.load(Relaxed), "the pool has room for all");
         });
         assert_eq!(store.stats().refused, 0);
@@ -284,11 +285,7 @@ fn reads_do_not_wait_for_ever_for_requests_that_the_dead_have_left() {
         let memory = memory(fd, segment, far);
         let store = PoolStore::new(&memory, Codec::None);
         let mut scratch = Box::<Scratch>::default();
-        for n in 0..PAGES {
-            store
-                .write(n, &page_of(n, PAGE_SIZE), &mut scratch)
-                .unwrap();
-        }
+        fill(&store, PAGE_SIZE, &mut scratch);
         let is_far = |n: &u64| store.pool.extent_ref(entry_of(*n as u32)).is_some();
         let page = (0..PAGES).find(is_far).unwrap();
         let requests = &far.mailboxes[0];
