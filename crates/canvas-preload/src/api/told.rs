@@ -10,9 +10,9 @@ use canvas_types::sync::RawSpin;
 state! {
     /// What the program has declared.
     static DECLARED: Declared {
-        /// Of threads.
+        /// Which kind each thread is.
         kinds: Kinds = Kinds::new(),
-        /// Of regions.
+        /// What each region holds.
         refs: Refs = Refs::new(),
         /// Lock of both tables, which have one writer at a time. Taken only inside `freeze::enter`, so that no fork
         /// finds it taken.

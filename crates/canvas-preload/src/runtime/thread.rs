@@ -10,7 +10,8 @@ pub const SIGNAL_STACK_BYTES: usize = 64 << 10;
 pub const SIGNAL_STACKS: usize = 8192;
 
 state! {
-    /// The stacks by which threads are told apart, in a cache line that no other state shares: each fault reads it.
+    /// Where canvas's own stacks are: a stack's address identifies its thread. Each fault reads this, so that no state
+    /// that is written shares its cache line.
     #[repr(align(64))]
     static STACKS: Stacks {
         /// Address of the first signal stack; 0 before there are any.

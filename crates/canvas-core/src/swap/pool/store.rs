@@ -168,8 +168,8 @@ impl<L: Lz, M: SlotMem, B: PoolBudget> LocalPool<'_, L, M, B> {
         }
     }
 
-    /// Reads a pooled copy as it is stored, hash and payload: [`LocalPool::stored_len`] and [`HEADER_BYTES`]
-    /// bytes. False when the entry has none of this length.
+    /// Copies an entry's stored form, header and payload, to `out`, which has [`LocalPool::stored_len`] plus
+    /// [`HEADER_BYTES`] bytes. False when the entry has no pooled copy of this length.
     pub fn copy_stored(&self, entry: SwapEntry, out: &mut [u8]) -> bool {
         let Record::Stored { slot, len, .. } = self.entries.get(entry) else {
             return false;
